@@ -1,0 +1,17 @@
+# The study as a workflow: config.yaml -> runs -> tables, figures, claims.
+#   snakemake --profile workflow/profiles/local --config grid=mini
+
+
+configfile: "config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/sources.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        REPORT,

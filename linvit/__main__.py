@@ -1,0 +1,169 @@
+"""The command line: one subcommand for each rule of the workflow, each usable by hand.
+
+Exit codes: 0 done; 2 a mistake in the arguments, the configuration or the data, told in one line; 1 any failure.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from linvit.config import ConfigError, Dataset, load_study
+from linvit.grid import RunSpec, Source, expand
+
+
+def grid(options: argparse.Namespace) -> None:
+    """List a grid's runs."""
+    study = load_study(options.config)
+    for name in expand(study, options.grid):
+        print(name)
+
+
+def dataset(options: argparse.Namespace) -> None:
+    """Check that a data set is there and of the expected size (with --download, fetch it), and write a manifest."""
+    from linvit import data
+    from linvit.files import write_text
+
+    part = Dataset.model_validate_json(_text(options.dataset))
+    sizes = {split: len(data.read(part, split, options.data, download=options.download)) for split in ("train", "test")}
+    write_text(
+        options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
+    )
+
+
+def source(options: argparse.Namespace) -> None:
+    """Bring a pre-trained Softmax ViT into a folder: fetched, or trained by the pipeline."""
+    from linvit.run import prepare_source
+
+    part = Source.model_validate_json(_text(options.source))
+    prepare_source(part, options.out, data_root=options.data, workers=options.workers)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Carry out one run, from its spec to its metrics."""
+    from linvit.run import train as train_run
+
+    spec = RunSpec.from_json(_text(options.spec))
+    metrics = train_run(
+        spec, options.out, sources_folder=options.sources, data_root=options.data, workers=options.workers
+    )
+    logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
+
+
+def collect(options: argparse.Namespace) -> None:
+    """Gather metrics files, listed one a line in a file, into one tidy table."""
+    from linvit import results
+
+    results.write_runs(results.collect(options.metrics.read_text().splitlines()), options.out)
+
+
+def tables(options: argparse.Namespace) -> None:
+    """Write the table of top-1 (csv, markdown, LaTeX)."""
+    from linvit import results
+    from linvit.tables import write_tables
+
+    write_tables(results.read_runs(options.runs), options.out)
+
+
+def figure(options: argparse.Namespace) -> None:
+    """Draw one figure into a file; its suffix, png or pdf, is the format."""
+    from linvit import results
+    from linvit.figures import FIGURES, save
+
+    if options.name not in FIGURES:
+        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
+    drawn = FIGURES[options.name](results.read_runs(options.runs))
+    for path in options.out:
+        save(drawn, path)
+
+
+def claims(options: argparse.Namespace) -> None:
+    """Judge the paper's claims on a table of runs."""
+    from linvit import results
+    from linvit.claims import write_claims
+
+    write_claims(results.read_runs(options.runs), options.out)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands and their arguments."""
+    top = argparse.ArgumentParser(prog="linvit", description="Initialise linear vision transformers from Softmax ones.")
+    commands = top.add_subparsers(required=True, metavar="command")
+
+    command = _command(commands, grid)
+    command.add_argument("--config", type=Path, default=Path("config.yaml"))
+    command.add_argument("--grid", help="default: the configuration's own choice")
+
+    command = _command(commands, dataset)
+    command.add_argument("dataset", help="the data set as JSON, or a file with it")
+    command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
+    command.add_argument("--download", action="store_true")
+    command.add_argument("--out", type=Path, required=True, help="the manifest to write")
+
+    command = _command(commands, source)
+    command.add_argument("source", help="the source as JSON, or a file with it")
+    _add_compute(command)
+    command.add_argument("--out", type=Path, required=True, help="folder for the weights and their manifest")
+
+    command = _command(commands, train)
+    command.add_argument("spec", help="the run as JSON, or a spec.json")
+    _add_compute(command)
+    command.add_argument("--sources", type=Path, default=Path("results/sources"), help="folder of prepared sources")
+    command.add_argument("--out", type=Path, required=True, help="the run's folder")
+
+    command = _command(commands, collect)
+    command.add_argument("metrics", type=Path, help="a file that lists metrics.json files, one a line")
+    command.add_argument("--out", type=Path, required=True, help="the table to write (csv)")
+
+    for function in (tables, figure, claims):
+        command = _command(commands, function)
+        if function is figure:
+            command.add_argument("name", help="fig2 or fig4")
+        command.add_argument("runs", type=Path, help="a table of runs (csv)")
+        command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.captureWarnings(True)
+    try:
+        _limit_threads(getattr(options, "threads", None))
+        options.function(options)
+    except ValueError as error:  # every mistake that a person can make: configuration, data, sources, checkpoints
+        print(f"linvit: error: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"linvit: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _command(commands: argparse._SubParsersAction, function: Callable) -> argparse.ArgumentParser:
+    command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+    command.set_defaults(function=function)
+    return command
+
+
+def _add_compute(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
+    command.add_argument("--threads", type=int, help="CPU threads for torch")
+    command.add_argument("--workers", type=int, default=0, help="processes that decode images")
+
+
+def _limit_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _text(argument: str) -> str:
+    return argument if argument.lstrip().startswith("{") else Path(argument).read_text()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

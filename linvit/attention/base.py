@@ -1,0 +1,113 @@
+"""What the operators share: the projections of timm's `Attention`, its call, and how weights map onto it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class GeometryError(ValueError):
+    """The operator cannot work on this grid, or with these prefix tokens."""
+
+
+class Attention(nn.Module):
+    """Multi-head token mixing with timm's parameters: `qkv` (C -> 3C, rows q, k, v, head-major) and `proj`.
+
+    An operator implements `mix`, or overrides `forward` when it needs the tokens themselves.
+
+    Args:
+        dim: Width C of a token.
+        num_heads: Heads H, each of width d = C / H.
+        grid_size: Patch tokens as (rows, columns), in raster order after the prefix tokens.
+        num_prefix_tokens: Class and register tokens, which come first and lie on no grid.
+        qkv_bias: Whether `qkv` has a bias.
+    """
+
+    own_parameters: tuple[str, ...] = ()
+    """Names of the parameters (or their modules) with no counterpart in Softmax attention."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid_size: tuple[int, int],
+        num_prefix_tokens: int,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise GeometryError(f"dim {dim} is not a multiple of num_heads {num_heads}")
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.grid_size = tuple(grid_size)
+        self.num_prefix_tokens = num_prefix_tokens
+        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = linear(dim, dim)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Route values between tokens: three [B, H, N, d] -> [B, H, N, d]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Mix tokens: [B, N, C] -> [B, N, C], with timm's signature. Masks are refused."""
+        self.check(x, attn_mask, is_causal)
+        out = self.mix(*self.heads(self.qkv(x)))
+        return self.proj(self.merge(out).to(x.dtype))
+
+    def check(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
+        """Refuse what no operator here defines: masks, and a number of tokens that is not the grid's."""
+        name = type(self).__name__
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"{name} attends to all tokens; attn_mask and is_causal are not supported")
+        rows, columns = self.grid_size
+        expected = self.num_prefix_tokens + rows * columns
+        if x.shape[1] != expected:
+            raise GeometryError(
+                f"{name} got {x.shape[1]} tokens, expected {expected}: "
+                f"{self.num_prefix_tokens} prefix and a {rows}x{columns} grid"
+            )
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, N, 3C] -> three [B, H, N, d]."""
+        B, N, _ = qkv.shape
+        return qkv.reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+
+    @staticmethod
+    def merge(heads: Tensor) -> Tensor:
+        """[B, H, N, d] -> [B, N, C]."""
+        return heads.transpose(1, 2).flatten(2)
+
+    def softmax_view(self) -> dict[str, Tensor]:
+        """The parts of this module's parameters that Softmax attention has too, by its parameter names.
+
+        Copying writes into these; every other parameter must be named in `own_parameters`.
+        """
+        return {name: tensor for name, tensor in self.named_parameters() if not self._is_own(name)}
+
+    def _is_own(self, name: str) -> bool:
+        return any(name == own or name.startswith(f"{own}.") for own in self.own_parameters)
+
+    def _refuse_prefix_tokens(self) -> None:
+        if self.num_prefix_tokens:
+            raise GeometryError(
+                f"{type(self).__name__} takes patch tokens only, got num_prefix_tokens={self.num_prefix_tokens}; "
+                "build the ViT with class_token=False and global_pool='avg'"
+            )
+
+
+def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """A Linear with a ViT's own start: truncated normal of std 0.02, zero bias."""
+    layer = nn.Linear(in_features, out_features, bias=bias)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+@contextmanager
+def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors in float32 and autocast off: sums over tokens and divisions lose too much in half precision."""
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        yield tuple(tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor for tensor in tensors)

@@ -1,0 +1,51 @@
+"""Kernelised linear attention, phi(q) (phi(k)^T v) normalised by phi(q) . sum phi(k).
+
+Katharopoulos et al. 2020 [arXiv:2006.16236, Sec. 3.2]. There is no 1/sqrt(d) scale.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.attention.base import Attention, full_precision
+
+EPS = 1e-6  # added to the normaliser, as in the original library
+
+
+class KernelAttention(Attention):
+    """Linear attention with a non-negative feature map `phi`, [..., d] -> [..., d]."""
+
+    @staticmethod
+    def phi(x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with full_precision(q, k, v) as (q, k, v):
+            q, k = self.phi(q), self.phi(k)
+            # One product gives k^T v and, in its last column, the sum of k.
+            kv = k.mT @ torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+            out = q @ kv
+            return out[..., :-1] / (out[..., -1:] + EPS)
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> the row-normalised kernel map [B, H, N, N] (paper, Sec. B.4)."""
+        q, k, _ = self.heads(self.qkv(x))
+        with full_precision(q, k) as (q, k):
+            scores = self.phi(q) @ self.phi(k).mT
+            return scores / (scores.sum(-1, keepdim=True) + EPS)
+
+
+class EluAttention(KernelAttention):
+    """phi(x) = elu(x) + 1."""
+
+    @staticmethod
+    def phi(x: Tensor) -> Tensor:
+        return F.elu(x) + 1
+
+
+class ReluAttention(KernelAttention):
+    """phi(x) = relu(x)."""
+
+    @staticmethod
+    def phi(x: Tensor) -> Tensor:
+        return F.relu(x)

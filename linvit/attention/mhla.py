@@ -1,0 +1,106 @@
+"""MHLA: linear attention within windows whose key-value summaries a learned matrix mixes.
+
+Zhang et al., ICLR 2026 [arXiv:2601.07832]; five-by-five depthwise convolution and norms as in the authors' code.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, GeometryError, full_precision
+
+EPS = 1e-6
+
+
+class MhlaAttention(Attention):
+    """Token-level multi-head linear attention over square windows; patch tokens only.
+
+    Args:
+        window: Side of a window in tokens; by default half the grid's shorter side (7 on 14 x 14).
+        mixing: Start of the window-mixing matrix: "linear", "cos", "exp" or "local".
+        norms: Whether to keep the authors' LayerNorm before, and RMSNorm on queries and keys.
+
+    Raises:
+        GeometryError: windows that do not tile the grid, or prefix tokens.
+    """
+
+    own_parameters = ("block_mix", "lepe", "norm", "q_norm", "k_norm")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        window: int | None = None,
+        mixing: str = "linear",
+        norms: bool = True,
+        **skeleton,
+    ) -> None:
+        super().__init__(dim, num_heads, **skeleton)
+        self._refuse_prefix_tokens()
+        rows, columns = self.grid_size
+        self.window = window or max(1, min(rows, columns) // 2)
+        if rows % self.window or columns % self.window:
+            raise GeometryError(f"MhlaAttention: windows of {self.window} tokens do not tile a {rows}x{columns} grid")
+        self.windows = (rows // self.window, columns // self.window)
+        self.block_mix = nn.Linear(math.prod(self.windows), math.prod(self.windows), bias=False)
+        with torch.no_grad():
+            self.block_mix.weight.copy_(mixing_matrix(self.windows, mixing))
+        self.lepe = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-5) if norms else nn.Identity()
+        self.q_norm = nn.RMSNorm(dim) if norms else nn.Identity()
+        self.k_norm = nn.RMSNorm(dim) if norms else nn.Identity()
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        self.check(x, attn_mask, is_causal)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        with full_precision(q, k, v) as (q32, k32, v32):
+            q32, k32 = (F.relu(norm(t)) + EPS for norm, t in ((self.q_norm, q32), (self.k_norm, k32)))
+            out = self._from_windows(self.mix(*map(self._to_windows, (q32, k32, v32))))
+        out = out.to(x.dtype) + self._positional(v).to(x.dtype)
+        return self.proj(out)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Three [B, H, b, e^2, d] (windows, tokens within) -> the same shape."""
+        mixed = self.block_mix.weight
+        kv = torch.einsum("ij,bhjde->bhide", mixed, k.mT @ v)
+        # The authors' code mixes the products q_j . z_j at equal position inside the window, not the sums z_j.
+        own = (q * k.sum(-2, keepdim=True)).sum(-1)
+        denominator = torch.einsum("ij,bhjt->bhit", mixed, own).unsqueeze(-1) + EPS
+        return q @ kv / denominator
+
+    def _positional(self, v: Tensor) -> Tensor:
+        """The depthwise convolution of the values on the whole grid, [B, N, C] -> [B, N, C]."""
+        return self.lepe(v.mT.unflatten(-1, self.grid_size)).flatten(2).mT
+
+    def _to_windows(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, H, b, e^2, d], windows in raster order."""
+        (rows, columns), e = self.windows, self.window
+        x = x.reshape(x.shape[0], rows, e, columns, e, self.num_heads, self.head_dim)
+        return x.permute(0, 5, 1, 3, 2, 4, 6).reshape(x.shape[0], self.num_heads, rows * columns, e * e, self.head_dim)
+
+    def _from_windows(self, x: Tensor) -> Tensor:
+        """[B, H, b, e^2, d] -> [B, N, C]."""
+        (rows, columns), e = self.windows, self.window
+        x = x.reshape(x.shape[0], self.num_heads, rows, columns, e, e, self.head_dim)
+        return x.permute(0, 2, 4, 3, 5, 1, 6).reshape(x.shape[0], rows * e * columns * e, -1)
+
+
+def mixing_matrix(windows: tuple[int, int], mixing: str) -> Tensor:
+    """The start of the b x b mixing matrix from distances between window centres; columns sum to 1."""
+    rows, columns = windows
+    centres = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
+    distance = torch.cdist(centres, centres)
+    relative = distance / distance.max().clamp_min(1)
+    starts = {
+        "linear": lambda: 1 - relative,
+        "cos": lambda: torch.cos(math.pi / 4 * relative),
+        "exp": lambda: torch.exp(-distance / 3),
+        "local": lambda: (distance <= 1.5).float(),
+    }
+    if mixing not in starts:
+        raise ValueError(f"mixing {mixing!r} is not defined; allowed: {', '.join(starts)}")
+    matrix = starts[mixing]()
+    return matrix / matrix.sum(0, keepdim=True)

@@ -1,0 +1,431 @@
+"""The paper's claims C1 to C8, judged on a runs frame [arXiv:2609.35745, Secs. 3 to 5].
+
+A claim is made of comparisons. Each pairs runs that differ in nothing but the initialisation, looks at the
+differences in top-1 (percentage points) and decides by a rule that the page states. What a grid is too small
+to decide is called not testable, never a failure.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from linvit.files import write_text
+from linvit.results import (
+    DATASETS,
+    MINUS,
+    MISSING,
+    NO_SOURCE,
+    VARIANTS,
+    beside_sources,
+    default_runs,
+    in_order,
+    label,
+    references,
+    sizes_in_order,
+)
+
+ALPHA = 0.05
+CONFIDENCE = 0.95
+MARGIN = 1.0
+"""Points of top-1 within which two initialisations count as about equal."""
+MIN_SHARE = 0.5
+EXACT_PAIRS = 16
+"""Up to this many pairs every choice of signs is tried; above, `RESAMPLES` random ones."""
+RESAMPLES = 9_999
+CELL = ["dataset", "size", "source"]
+KEYS = [*CELL, "variant", "seed"]
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNTESTABLE = "not testable on this grid"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Paired differences in points: mean, t-interval and p of a sign-flip test; NaN where n is too small."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+Decision = tuple[Verdict, str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them."""
+
+    text: str
+    alternative: str
+    decide: Callable[[Effect], Decision]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison's outcome; `table` has a row per variant and a pooled one, as text."""
+
+    title: str
+    effect: str
+    p: str
+    table: pd.DataFrame
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two things compared: an initialisation, or the Softmax reference."""
+
+    start: str
+    distill: bool = False
+
+    def __str__(self) -> str:
+        return "Softmax reference" if self == REFERENCE else label(self.start, self.distill)
+
+
+REFERENCE = Side("softmax")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Top-1 of `a` minus that of `b`, over the given variants (all if empty)."""
+
+    a: Side
+    b: Side
+    rule: Rule
+    variants: tuple[str, ...] = ()
+
+    def judge(self, runs: pd.DataFrame) -> Finding:
+        pairs = paired(runs, self.a, self.b)
+        if self.variants:
+            pairs = pairs[pairs["variant"].isin(self.variants)]
+        effect = effect_of(pairs["difference"], self.rule.alternative)
+        nothing = (Verdict.UNTESTABLE, "the grid has no pair of these two")
+        verdict, reason = self.rule.decide(effect) if effect.n else nothing
+        table = _by_variant(pairs, lambda part: _effect_row(effect_of(part["difference"], self.rule.alternative)))
+        title = f"{self.a} {MINUS} {self.b}" + "".join(f" ({VARIANTS[variant]})" for variant in self.variants)
+        return Finding(title, _with_interval(effect), _p(effect.p), table, verdict, reason)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of `whole`'s gain over `base` that `part` carries; holds from `MIN_SHARE` on."""
+
+    part: Side
+    whole: Side
+    base: Side
+
+    def judge(self, runs: pd.DataFrame) -> Finding:
+        gains = [paired(runs, side, self.base) for side in (self.part, self.whole)]
+        gains = gains[0].merge(gains[1], on=KEYS, suffixes=("_part", "_whole"))
+        title = f"{self.part}'s share of {self.whole}'s gain over {self.base}"
+        pooled = self._row(gains)
+        verdict, reason = self._decide(gains)
+        return Finding(title, f"share {pooled['Share']}", MISSING, _by_variant(gains, self._row), verdict, reason)
+
+    def _decide(self, gains: pd.DataFrame) -> Decision:
+        share = _share(gains)
+        if np.isnan(share):
+            lack = f"{self.whole} gains nothing over {self.base}, so there is no gain to share"
+            return Verdict.UNTESTABLE, lack if len(gains) else "the grid has no such three runs"
+        at_least = share >= MIN_SHARE
+        reason = f"the share, {share:.2f}, is {'at least' if at_least else 'below'} {MIN_SHARE}"
+        return Verdict.HOLDS if at_least else Verdict.FAILS, reason
+
+    def _row(self, gains: pd.DataFrame) -> dict[str, str]:
+        part, whole = gains["difference_part"].mean(), gains["difference_whole"].mean()
+        row = {f"Gain of {self.part}": _points(part), f"Gain of {self.whole}": _points(whole)}
+        share = _share(gains)
+        return {**row, "Share": MISSING if np.isnan(share) else f"{share:.2f}", "n": str(len(gains))}
+
+
+@dataclass(frozen=True)
+class Claim:
+    name: str
+    statement: str
+    comparisons: tuple[Comparison | Share, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim with its findings: it holds if all of them do, and does not if any does not."""
+
+    claim: Claim
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {finding.verdict for finding in self.findings}
+        return next(v for v in (Verdict.FAILS, Verdict.UNTESTABLE, Verdict.HOLDS) if v in verdicts)
+
+
+def _greater(effect: Effect) -> Decision:
+    least = 0.5**effect.n
+    if least >= ALPHA:
+        return Verdict.UNTESTABLE, f"with n = {effect.n} the smallest attainable p is {least:.3g}"
+    if effect.mean <= 0:
+        return Verdict.FAILS, f"the pooled difference, {_points(effect.mean)} points, is not positive"
+    if effect.p < ALPHA:
+        return Verdict.HOLDS, f"the pooled difference is {_points(effect.mean)} points with p below {ALPHA}"
+    return Verdict.FAILS, f"the pooled difference is {_points(effect.mean)} points with p not below {ALPHA}"
+
+
+def _no_gain(effect: Effect) -> Decision:
+    if effect.low > 0:
+        return Verdict.FAILS, "the whole interval is above 0: a reliable gain"
+    if effect.high < MARGIN:
+        return Verdict.HOLDS, f"the interval reaches 0 or below and stays under a gain of {MARGIN} points"
+    return _too_wide(effect)
+
+
+def _about_equal(effect: Effect) -> Decision:
+    if effect.low > -MARGIN and effect.high < MARGIN:
+        return Verdict.HOLDS, f"the whole interval is within ±{MARGIN} points"
+    if (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN:
+        return Verdict.FAILS, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points"
+    return _too_wide(effect)
+
+
+def _not_worse(effect: Effect) -> Decision:
+    if effect.low > -MARGIN:
+        return Verdict.HOLDS, f"the whole interval is above {MINUS}{MARGIN} points"
+    if effect.high < 0 and effect.mean < -MARGIN:
+        return Verdict.FAILS, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points"
+    return _too_wide(effect)
+
+
+def _too_wide(effect: Effect) -> Decision:
+    wide = "the interval is too wide for the rule to decide"
+    return Verdict.UNTESTABLE, wide if effect.n > 1 else "a single pair has no interval"
+
+
+GREATER = Rule(
+    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; not testable where "
+    f"n is so small that even n differences of one sign give p = 2⁻ⁿ ≥ {ALPHA}; otherwise does not hold.",
+    "greater",
+    _greater,
+)
+NO_GAIN = Rule(
+    "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
+    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain.",
+    "greater",
+    _no_gain,
+)
+ABOUT_EQUAL = Rule(
+    f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
+    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided.",
+    "two-sided",
+    _about_equal,
+)
+NOT_WORSE = Rule(
+    f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
+    f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
+    "is one-sided, for a loss.",
+    "less",
+    _not_worse,
+)
+CAVEAT = (
+    "Several tests at the 5 % level on one data set do not replace the paper's full grid of seven data sets and up to "
+    "three sizes. Each test alone takes chance for an effect one time in twenty, and nothing here corrects for their "
+    "number. A verdict says what these runs support, no more."
+)
+RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
+
+RANDOM, MIMETIC, COPY, MLPCOPY, FULLCOPY = map(Side, ("random", "mimetic", "copy", "mlpcopy", "fullcopy"))
+RANDOM_D, COPY_D, MLPCOPY_D, FULLCOPY_D = (Side(side.start, distill=True) for side in (RANDOM, COPY, MLPCOPY, FULLCOPY))
+
+CLAIMS = (
+    Claim("C1", "Copy gives no reliable gain over Random, for any operator.", (Comparison(COPY, RANDOM, NO_GAIN),)),
+    Claim("C2", "For TTT, Copy is worse than Random.", (Comparison(RANDOM, COPY, GREATER, ("ttt",)),)),
+    Claim("C3", "Mimetic beats Copy.", (Comparison(MIMETIC, COPY, GREATER),)),
+    Claim(
+        "C4",
+        "MLPCopy clearly beats Random and Copy, and carries most of FullCopy's gain.",
+        (
+            Comparison(MLPCOPY, RANDOM, GREATER),
+            Comparison(MLPCOPY, COPY, GREATER),
+            Share(MLPCOPY, FULLCOPY, RANDOM),
+        ),
+    ),
+    Claim(
+        "C5",
+        "Distill lifts every initialisation.",
+        (
+            Comparison(RANDOM_D, RANDOM, GREATER),
+            Comparison(COPY_D, COPY, GREATER),
+            Comparison(MLPCOPY_D, MLPCOPY, GREATER),
+            Comparison(FULLCOPY_D, FULLCOPY, GREATER),
+        ),
+    ),
+    Claim("C6", "Copy w/ Distill beats Random w/ Distill.", (Comparison(COPY_D, RANDOM_D, GREATER),)),
+    Claim(
+        "C7",
+        "MLPCopy w/ Distill is about equal to FullCopy w/ Distill.",
+        (Comparison(MLPCOPY_D, FULLCOPY_D, ABOUT_EQUAL),),
+    ),
+    Claim(
+        "C8",
+        "The best recipe, FullCopy w/ Distill, matches or passes the Softmax reference.",
+        (Comparison(FULLCOPY_D, REFERENCE, NOT_WORSE),),
+    ),
+)
+
+
+def judge(runs: pd.DataFrame) -> list[Judgement]:
+    """Every claim's verdict on these runs, without those of the loss ablation."""
+    runs = beside_sources(default_runs(runs))
+    return [Judgement(claim, tuple(comparison.judge(runs) for comparison in claim.comparisons)) for claim in CLAIMS]
+
+
+def write_claims(runs: pd.DataFrame, path: str | Path) -> None:
+    """Write the page of claims: a summary, the rules, then each claim with its effect per variant."""
+    judgements = judge(runs)
+    sections = [_introduction(runs), _summary(judgements), _rules(), *map(_section, judgements)]
+    write_text(path, "\n\n".join(sections) + "\n")
+
+
+def paired(runs: pd.DataFrame, a: Side, b: Side) -> pd.DataFrame:
+    """Differences in top-1, a minus b, of runs that share data set, size, source, variant and seed.
+
+    A reference that was not trained has no seed of its own and pairs with every seed.
+    """
+    left = _top1_of(runs, a)
+    if b != REFERENCE:
+        pairs = left.merge(_top1_of(runs, b), on=KEYS, suffixes=("_a", "_b"), validate="one_to_one")
+    else:
+        reference = references(runs)[[*CELL, "seed", "epochs", "top1"]]
+        pairs = left.merge(reference, on=CELL, suffixes=("_a", "_b")).rename(columns={"seed_a": "seed"})
+        pairs = pairs[(pairs["epochs"] == 0) | (pairs["seed"] == pairs["seed_b"])].drop_duplicates(KEYS)
+    return pairs.assign(difference=pairs["top1_a"] - pairs["top1_b"])[[*KEYS, "difference"]]
+
+
+def effect_of(differences: Iterable[float], alternative: str) -> Effect:
+    """Mean, 95 % t-interval and sign-flip permutation test of paired differences.
+
+    The test is exact up to `EXACT_PAIRS` pairs and a seeded Monte Carlo above.
+    """
+    values = np.asarray(differences, dtype=float)
+    n, mean = len(values), float(values.mean()) if len(values) else np.nan
+    if n < 2:
+        return Effect(n, mean, np.nan, np.nan, np.nan)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values)
+    test = stats.permutation_test(
+        (values,),
+        lambda signed, axis: signed.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**n if n <= EXACT_PAIRS else RESAMPLES,
+        batch=1_000,
+        alternative=alternative,
+        rng=np.random.default_rng(0),
+    )
+    return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
+
+
+def _top1_of(runs: pd.DataFrame, side: Side) -> pd.DataFrame:
+    mask = (runs["variant"] != "softmax") & (runs["start"] == side.start) & (runs["distill"] == side.distill)
+    return runs.loc[mask, [*KEYS, "top1"]]
+
+
+def _share(gains: pd.DataFrame) -> float:
+    whole = gains["difference_whole"].mean()
+    return gains["difference_part"].mean() / whole if whole > 0 else np.nan
+
+
+def _by_variant(pairs: pd.DataFrame, row_of: Callable[[pd.DataFrame], dict[str, str]]) -> pd.DataFrame:
+    variants = in_order(pairs["variant"], VARIANTS)
+    parts = {VARIANTS.get(variant, variant): pairs[pairs["variant"] == variant] for variant in variants}
+    parts["all, pooled"] = pairs
+    seeds = [", ".join(map(str, sorted(part["seed"].unique()))) or MISSING for part in parts.values()]
+    rows = [{"Operator": name, **row_of(part)} for name, part in parts.items()]
+    return pd.DataFrame(rows).assign(Seeds=seeds)
+
+
+def _effect_row(effect: Effect) -> dict[str, str]:
+    row = {"Difference": _points(effect.mean), "95 % interval": _interval(effect)}
+    return {**row, "n": str(effect.n), "p": _p(effect.p)}
+
+
+def _points(value: float) -> str:
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return MISSING if np.isnan(value) else f"{round(value, 2) + 0:+.2f}".replace("-", MINUS)
+
+
+def _interval(effect: Effect) -> str:
+    return MISSING if np.isnan(effect.low) else f"[{_points(effect.low)}, {_points(effect.high)}]"
+
+
+def _with_interval(effect: Effect) -> str:
+    return _points(effect.mean) + ("" if np.isnan(effect.low) else f" {_interval(effect)}")
+
+
+def _p(p: float) -> str:
+    if np.isnan(p):
+        return MISSING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _introduction(runs: pd.DataFrame) -> str:
+    axes = {
+        "data sets": [DATASETS.get(dataset, dataset) for dataset in in_order(runs["dataset"], DATASETS)],
+        "sizes": sizes_in_order(runs),
+        "sources": [source for source in runs["source"].unique() if source != NO_SOURCE],
+        "seeds": sorted(runs["seed"].unique()),
+    }
+    listed = "; ".join(f"{name}: {', '.join(map(str, values)) or 'none'}" for name, values in axes.items())
+    return f"# The paper's claims on these runs\n\nRuns: {len(runs)}; {listed}."
+
+
+def _summary(judgements: list[Judgement]) -> str:
+    rows = [
+        {
+            "Claim": judgement.claim.name if i == 0 else "",
+            "Verdict": f"**{judgement.verdict}**" if i == 0 else "",
+            "Comparison": finding.title,
+            "Pooled effect (points) [95 %]": finding.effect,
+            "p": finding.p,
+            "Comparison alone": str(finding.verdict),
+        }
+        for judgement in judgements
+        for i, finding in enumerate(judgement.findings)
+    ]
+    return f"## Summary\n\n{_markdown(pd.DataFrame(rows))}\n\n{CAVEAT}"
+
+
+def _rules() -> str:
+    share = f"Share of a gain: holds if the ratio of the two pooled gains is at least {MIN_SHARE}."
+    rules = "\n".join(f"- {text}" for text in (*(rule.text for rule in RULES), share))
+    return (
+        "## How a verdict is reached\n\n"
+        "Runs are paired by data set, size, source, operator and seed, and differ in the initialisation alone; a run "
+        f"without a source stands in pairs of every source. Differences are of last-epoch top-1, A {MINUS} B, in "
+        "percentage points; intervals are 95 % t-intervals over pairs. p is from a sign-flip permutation test of the "
+        f"mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} seeded draws above. Pairs count as "
+        "independent, although those of one seed share their images' order and may share a run.\n\n"
+        f"{rules}\n\n"
+        "A claim of several comparisons holds if all of them hold and does not hold if any does not; otherwise it is "
+        "not testable."
+    )
+
+
+def _section(judgement: Judgement) -> str:
+    findings = (
+        f"### {finding.title}\n\n{_markdown(finding.table)}\n\n{finding.verdict.capitalize()}: {finding.reason}."
+        for finding in judgement.findings
+    )
+    heading = f"## {judgement.claim.name}: {judgement.claim.statement}\n\nVerdict: **{judgement.verdict}**."
+    return "\n\n".join([heading, *findings])
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    return table.to_markdown(index=False, disable_numparse=True)

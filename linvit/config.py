@@ -1,0 +1,420 @@
+"""What a study is made of: the catalogue and the grids of `config.yaml`, checked before anything runs.
+
+Every part is a frozen pydantic model that refuses unknown keys. Nothing here imports torch: a login node
+that only builds the DAG reads this module.
+"""
+
+import json
+import pkgutil
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# Names become folders, so they hold neither separators nor a leading dot.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seed = NonNegativeInt
+Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
+"""The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration; its text is one line for the person who wrote it."""
+
+
+class Part(BaseModel):
+    """One entry of the catalogue: frozen, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Size(Part):
+    """A ViT's dimensions. `image_size` and `patch_size` are in pixels."""
+
+    name: Name
+    dim: PositiveInt
+    depth: PositiveInt
+    heads: PositiveInt
+    patch_size: PositiveInt = 16
+    image_size: PositiveInt = 224
+    channels: PositiveInt = 3
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Size":
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        return self
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Patches as (rows, columns)."""
+        return (self.image_size // self.patch_size,) * 2
+
+
+class Variant(Part):
+    """An attention operator and the skeleton it sits in; the defaults are the Softmax ViT's own."""
+
+    name: Name
+    target: Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
+    """`package.module:Class`; the class need not be in this package."""
+    kwargs: dict[str, Any] = {}
+    class_token: bool = True
+    positions: Literal["learned", "sincos"] = "learned"
+    pool: Literal["token", "avg"] = "token"
+    analytic_inits: bool = True
+    """Whether Mimetic and Impulse are defined: they shape a standard QK^T and V-proj product."""
+    attention_map: bool = False
+    """Whether the operator has a map that map distillation can match."""
+
+    @model_validator(mode="after")
+    def _pools_what_it_has(self) -> "Variant":
+        if self.pool == "token" and not self.class_token:
+            raise ValueError("pool 'token' needs class_token: true; allowed without one: 'avg'")
+        return self
+
+
+class Distill(Part):
+    """The auxiliary attention-matching loss. A weight of None is the recipe's `distill_weight`."""
+
+    target: Literal["output", "map"] = "output"
+    weight: PositiveFloat | None = None
+    reduction: Literal["mean", "sum"] = "mean"
+    """Over blocks."""
+
+
+class Init(Part):
+    """An initialisation: weights to copy, an analytic start, a distillation loss, in any combination."""
+
+    name: Name
+    copied: tuple[Group, ...] = Field(default=(), alias="copy")
+    analytic: Literal["mimetic", "impulse"] | None = None
+    distill: Distill | None = None
+    train: bool = True
+    """False: evaluate the copied model as it is (the Softmax reference on its own data set)."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _composes(self) -> "Init":
+        if len(set(self.copied)) < len(self.copied):
+            raise ValueError("copy names a group twice")
+        if self.analytic and "attention" in self.copied:
+            raise ValueError(f"analytic {self.analytic!r} and copy of 'attention' would both set the attention")
+        if not self.train and (self.distill or "head" not in self.copied):
+            raise ValueError("train: false needs copy to hold 'head' and no distill")
+        return self
+
+    @property
+    def needs_source(self) -> bool:
+        return bool(self.copied or self.distill)
+
+
+class Dataset(Part):
+    """Where labelled images come from: exactly one of `torchvision`, `folder`, `npz`, `idx`.
+
+    `train` and `test` are the keyword arguments (torchvision) or the file names (folder, npz, idx) of the
+    two splits. Sizes, where given, are checked on load.
+    """
+
+    name: Name
+    torchvision: str | None = None
+    folder: str | None = None
+    npz: str | None = None
+    idx: str | None = None
+    train: dict[str, Any] | str | None = None
+    test: dict[str, Any] | str | None = None
+    classes: PositiveInt
+    train_size: PositiveInt | None = None
+    test_size: PositiveInt | None = None
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[PositiveFloat, ...] = IMAGENET_STD
+
+    @model_validator(mode="after")
+    def _has_one_reader(self) -> "Dataset":
+        _exactly_one(self, ("torchvision", "folder", "npz", "idx"))
+        if self.torchvision and not isinstance(self.train, dict | None):
+            raise ValueError("train of a torchvision data set is a mapping of keyword arguments")
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std differ in length")
+        return self
+
+
+class DatasetEntry(Dataset):
+    """A data set in the catalogue, with the recipe it is trained by: one name, or one a size."""
+
+    recipe: str | dict[str, str]
+
+    def recipe_for(self, size: str) -> str:
+        if isinstance(self.recipe, str):
+            return self.recipe
+        if size not in self.recipe:
+            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {_names(self.recipe)}")
+        return self.recipe[size]
+
+    def settings(self) -> Dataset:
+        return Dataset(**self.model_dump(exclude={"recipe"}))
+
+
+class Recipe(Part):
+    """How a model is trained. `lr` is absolute: it is never rescaled by the batch size."""
+
+    name: Name
+    epochs: PositiveInt
+    warmup_epochs: NonNegativeInt = 0
+    batch_size: PositiveInt = 512
+    lr: PositiveFloat = 2e-3
+    min_lr: NonNegativeFloat = 1e-6
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    weight_decay: NonNegativeFloat = 0.05
+    clip_grad: PositiveFloat | None = 3.0
+    label_smoothing: Fraction = 0.1
+    drop_path: Fraction = 0.0
+    distill_weight: PositiveFloat = 50.0
+    crop_scale: tuple[PositiveFloat, PositiveFloat] = (0.08, 1.0)
+    crop_ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    flip: Fraction = 0.5
+    color_jitter: NonNegativeFloat = 0.4
+    auto_augment: str | None = None
+    """timm's notation, such as `rand-m9-mstd0.5-inc1`."""
+    mixup: NonNegativeFloat = 0.0
+    cutmix: NonNegativeFloat = 0.0
+    random_erasing: Fraction = 0.0
+    eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.9
+    eval_every: PositiveInt = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> "Recipe":
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs {self.warmup_epochs} must be below epochs {self.epochs}")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
+        for key in ("crop_scale", "crop_ratio"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise ValueError(f"{key} {[low, high]} is not [low, high]")
+        if self.crop_scale[1] > 1:
+            raise ValueError(f"crop_scale {list(self.crop_scale)} must lie within (0, 1]")
+        return self
+
+
+class TrainEntry(Part):
+    """A source that the pipeline trains itself: a Softmax ViT on a named data set by a named recipe."""
+
+    dataset: str
+    recipe: str
+    seed: Seed = 0
+
+
+class SourceEntry(Part):
+    """A pre-trained Softmax ViT of one size: exactly one of `timm`, `url` (with `sha256`), `path`, `train`.
+
+    `path` is a file, relative to the working directory, or `package:file` for one inside a package.
+    """
+
+    timm: str | None = None
+    url: str | None = None
+    path: str | None = None
+    train: TrainEntry | None = None
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> "SourceEntry":
+        _exactly_one(self, ("timm", "url", "path", "train"))
+        if self.url and not self.sha256:
+            raise ValueError("url needs sha256")
+        if self.sha256 and not (self.url or self.path):
+            raise ValueError("sha256 is for url and path")
+        return self
+
+
+class Block(Part):
+    """One product of axes; a grid is the union of its blocks."""
+
+    datasets: tuple[str, ...] = Field(min_length=1)
+    sizes: tuple[str, ...] = Field(min_length=1)
+    variants: tuple[str, ...] = Field(min_length=1)
+    inits: tuple[str, ...] = Field(min_length=1)
+    sources: tuple[str, ...] = ()
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    recipe: str | None = None
+    """In place of each data set's own; the run's name then says so."""
+
+    @field_validator("datasets", "sizes", "variants", "inits", "sources", "seeds")
+    @classmethod
+    def _is_unique(cls, values: tuple) -> tuple:
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ValueError(f"named twice: {_names(map(str, twice))}")
+        return values
+
+
+class Study(Part):
+    """A whole `config.yaml`: the catalogue, the named grids, and which grid to run."""
+
+    grid: str
+    results: str = "results"
+    data: str = "data"
+    """The folder that torchvision and folder data sets are looked for in."""
+    download: bool = False
+    """Whether missing torchvision data sets may be downloaded."""
+    sizes: dict[Name, Size]
+    variants: dict[Name, Variant]
+    inits: dict[Name, Init]
+    recipes: dict[Name, Recipe]
+    datasets: dict[Name, DatasetEntry]
+    sources: dict[Name, dict[str, SourceEntry]] = {}
+    grids: dict[Name, tuple[Block, ...]]
+
+    @model_validator(mode="after")
+    def _refers_to_what_exists(self) -> "Study":
+        _known("grid", self.grid, self.grids)
+        for name, dataset in self.datasets.items():
+            recipes = [dataset.recipe] if isinstance(dataset.recipe, str) else dataset.recipe.values()
+            for recipe in recipes:
+                _known(f"datasets.{name}.recipe", recipe, self.recipes)
+        for name, sizes in self.sources.items():
+            for size, source in sizes.items():
+                _known(f"sources.{name}", size, self.sizes)
+                if source.train:
+                    _known(f"sources.{name}.{size}.train.dataset", source.train.dataset, self.datasets)
+                    _known(f"sources.{name}.{size}.train.recipe", source.train.recipe, self.recipes)
+        for name, blocks in self.grids.items():
+            for number, block in enumerate(blocks):
+                for axis in ("datasets", "sizes", "variants", "inits", "sources"):
+                    for value in getattr(block, axis):
+                        _known(f"grids.{name}.{number}.{axis}", value, getattr(self, axis))
+                if block.recipe:
+                    _known(f"grids.{name}.{number}.recipe", block.recipe, self.recipes)
+        return self
+
+
+def study_from(config: Mapping, origin: str = "config.yaml") -> Study:
+    """Check a parsed configuration.
+
+    Raises:
+        ConfigError: one line with the key, what was wrong and what is allowed.
+    """
+    try:
+        # Through JSON, so that lists become tuples while a string never becomes a number.
+        return Study.model_validate_json(json.dumps(_with_names(config)))
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_one_line(error)}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def load_study(path: str | Path, **overrides: Any) -> Study:
+    """Read and check a configuration file; `overrides` replace top-level keys."""
+    config = read_yaml(path)
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(config).__name__}")
+    return study_from({**config, **overrides}, str(path))
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Parse YAML, refusing a key that stands twice in one mapping (plain YAML keeps the last, silently)."""
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = sorted({key for key in keys if isinstance(key, str) and keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {twice[0]!r}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def resolve_class(target: str) -> type:
+    """The class that `package.module:Class` names."""
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"target {target!r} cannot be imported: {error}") from None
+
+
+def _with_names(config: Mapping) -> dict:
+    """The configuration with each entry's key as its `name`."""
+    named = dict(config)
+    for table in ("sizes", "variants", "inits", "recipes", "datasets"):
+        if isinstance(config.get(table), Mapping):
+            named[table] = {key: _with_name(f"{table}.{key}", key, entry) for key, entry in config[table].items()}
+    return named
+
+
+def _with_name(where: str, key: str, entry: Any) -> Any:
+    if not isinstance(entry, Mapping | None):
+        return entry
+    if entry and "name" in entry:
+        raise ConfigError(f"{where}.name: unknown key; an entry's key is its name")
+    return {"name": key, **(entry or {})}
+
+
+def _exactly_one(part: Part, keys: tuple[str, ...]) -> None:
+    given = [key for key in keys if getattr(part, key) is not None]
+    if len(given) != 1:
+        raise ValueError(f"exactly one of {_names(keys)} is needed, found {_names(given) or 'none'}")
+
+
+def _known(key: str, value: str, allowed: Mapping) -> None:
+    if value not in allowed:
+        raise ValueError(f"{key}: {value!r} is not defined; allowed: {_names(allowed)}")
+
+
+def _names(values: Any) -> str:
+    return ", ".join(values)
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first mistake as `key: what is wrong; allowed: ...`, and how many more there are."""
+    first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key; allowed: {_names(_allowed_keys(first['loc'][:-1]))}"
+    elif first["type"] == "missing":
+        message = "missing"
+    else:
+        message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
+    rest = f" (and {len(more)} more)" if more else ""
+    return " ".join(f"{key}: {message}{rest}".split()) if key else f"{message}{rest}"
+
+
+def _allowed_keys(location: tuple) -> list[str]:
+    """The keys of the part at a place in the configuration, as a person writes them."""
+    part, tables = Study, {"sources": SourceEntry, "grids": Block}
+    if location:
+        part = tables.get(location[0]) or Study.model_fields[location[0]].annotation.__args__[1]
+    for step in location:
+        nested = part.model_fields.get(step) if isinstance(step, str) else None
+        if nested is not None:
+            part = {"train": TrainEntry, "distill": Distill}.get(step, part)
+    return [field.alias or key for key, field in part.model_fields.items() if key != "name"]

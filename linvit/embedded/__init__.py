@@ -1,0 +1,1 @@
+"""Data that ships with the package: a subset of Fashion-MNIST and a Softmax ViT trained on the full set."""

@@ -1,0 +1,59 @@
+"""What a trained model is worth: accuracy, parameters, FLOPs, throughput."""
+
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from linvit.config import Size
+from linvit.data import Batch
+from linvit.device import autocast
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, batches: Iterable[Batch], precision: str = "float32") -> dict[str, float]:
+    """Top-1 and top-5 accuracy in percent."""
+    model.eval()
+    device = next(model.parameters()).device
+    hits, images = torch.zeros(2, dtype=torch.long, device=device), 0
+    for inputs, labels in batches:
+        labels = labels.to(device)
+        with autocast(device, precision):
+            logits = model(inputs.to(device, non_blocking=True))
+        ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]
+        hits += torch.stack([ranked[:, 0].sum(), ranked.sum()])
+        images += len(labels)
+    top1, top5 = (100 * hits.double() / images).tolist()
+    return {"top1": top1, "top5": top5}
+
+
+def count_parameters(model: nn.Module) -> int:
+    """All parameters, fixed ones too."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.inference_mode()
+def count_flops(model: nn.Module, size: Size) -> int:
+    """Floating-point operations of one image's forward pass, matrix products and convolutions counted."""
+    image = torch.zeros(1, size.channels, size.image_size, size.image_size, device=next(model.parameters()).device)
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(image)
+    return counter.get_total_flops()
+
+
+@torch.inference_mode()
+def images_per_second(model: nn.Module, size: Size, *, batch_size: int = 128, repeats: int = 5) -> float:
+    """Forward passes of random images, the median of a few batches after one to warm up."""
+    device = next(model.parameters()).device
+    images = torch.randn(batch_size, size.channels, size.image_size, size.image_size, device=device)
+    model.eval()
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        model(images)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return batch_size / sorted(seconds[1:])[repeats // 2]

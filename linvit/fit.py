@@ -1,0 +1,242 @@
+"""The only training loop: AdamW, warm-up and cosine per step, resumable at every epoch [arXiv:2609.35745, Table C]."""
+
+import logging
+import math
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import tqdm
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from linvit.config import Recipe
+from linvit.data import Batches, Stream
+from linvit.device import autocast
+from linvit.files import replacing
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY = 20  # steps between looks at the losses; a look waits for the device
+
+
+class NonFiniteLoss(FloatingPointError):
+    """The loss became NaN or infinite."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, or of another run."""
+
+
+@dataclass
+class Progress:
+    """How far a run is: epochs done, one record for each, and the seconds and images they took."""
+
+    history: list[dict] = field(default_factory=list)
+    seconds: float = 0.0
+    images: int = 0
+
+    @property
+    def epochs(self) -> int:
+        return len(self.history)
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    recipe: Recipe,
+    stream: Stream,
+    *,
+    num_classes: int,
+    auxiliary: Callable[[Tensor], Tensor] | None = None,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    checkpoint: Path | None = None,
+    identity: str = "",
+) -> Progress:
+    """Train `model` in place.
+
+    Args:
+        stream: Seeds for the order of images, augmentation, mixing and drop path. They are drawn anew at each
+            step, so that a resumed run ends bit-identical to an undisturbed one.
+        auxiliary: A loss of the batch's images to add, called after the model's forward pass.
+        evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
+        checkpoint: Written after each epoch; training resumes from it where it exists.
+        identity: What the checkpoint must belong to (the run's spec).
+
+    Raises:
+        NonFiniteLoss: names epoch, step and the last finite losses.
+        CheckpointError: the checkpoint cannot be read, or is of another run.
+    """
+    optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
+    progress = Progress()
+    if checkpoint and checkpoint.exists():
+        progress = restore(checkpoint, identity, model, optimizer)
+        log.info("resumed after epoch %d of %d", progress.epochs, recipe.epochs)
+    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches)) as bar:
+        for epoch in range(progress.epochs + 1, recipe.epochs + 1):
+            record = _train_epoch(
+                model, batches, recipe, stream, optimizer, progress, epoch, num_classes, auxiliary, bar
+            )
+            if evaluate and (epoch % recipe.eval_every == 0 or epoch == recipe.epochs):
+                record |= evaluate()
+            progress.history.append(record)
+            if checkpoint:
+                save(checkpoint, identity, model, optimizer, progress)
+            _report(record, recipe.epochs, bar)
+    return progress
+
+
+def _train_epoch(
+    model: nn.Module,
+    batches: Batches,
+    recipe: Recipe,
+    stream: Stream,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    epoch: int,
+    num_classes: int,
+    auxiliary: Callable[[Tensor], Tensor] | None,
+    bar: tqdm.tqdm,
+) -> dict:
+    """One epoch; returns its record, losses being means over its images."""
+    model.train()
+    device = next(model.parameters()).device
+    mix = mixing(recipe, num_classes)
+    losses = Losses(epoch)
+    start = time.perf_counter()
+    for step, (images, labels) in enumerate(batches.epoch(epoch)):
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        torch.manual_seed(stream("step", epoch, step))
+        images, targets = mix(images, labels)
+        rate = learning_rate(recipe, (epoch - 1) * len(batches) + step, len(batches))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with autocast(device, recipe.precision):
+            logits = model(images)
+            extra = auxiliary(images) if auxiliary else None
+        task = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+        loss = task if extra is None else task + extra
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if recipe.clip_grad:
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad)
+        optimizer.step()
+        losses.add(task, extra, len(labels))
+        bar.update()
+    record = {"epoch": epoch, "lr": rate, **losses.means()}
+    progress.seconds += time.perf_counter() - start
+    progress.images += losses.images
+    return record
+
+
+class Losses:
+    """The losses of an epoch's steps, read from the device now and then rather than at every step."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._pending: list[tuple[Tensor, Tensor | None, int]] = []
+        self._read: list[tuple[float, float | None, int]] = []
+
+    def add(self, task: Tensor, extra: Tensor | None, images: int) -> None:
+        self._pending.append((task.detach(), None if extra is None else extra.detach(), images))
+        if len(self._pending) == CHECK_EVERY:
+            self._check()
+
+    @property
+    def images(self) -> int:
+        return sum(images for *_, images in self._read)
+
+    def means(self) -> dict[str, float | None]:
+        """Means over the images: the task's loss, the weighted distillation loss, and their sum."""
+        self._check()
+        task = sum(task * n for task, _, n in self._read) / self.images
+        if self._read[0][1] is None:
+            return {"loss": task, "task_loss": task, "distill_loss": None}
+        extra = sum(extra * n for _, extra, n in self._read) / self.images
+        return {"loss": task + extra, "task_loss": task, "distill_loss": extra}
+
+    def _check(self) -> None:
+        for task, extra, images in self._pending:
+            values = (task.item(), None if extra is None else extra.item(), images)
+            if not all(math.isfinite(value) for value in values if value is not None):
+                raise NonFiniteLoss(self._message(values))
+            self._read.append(values)
+        self._pending.clear()
+
+    def _message(self, values: tuple) -> str:
+        last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none in this epoch"
+        found = _losses_text(*values[:2])
+        return f"loss is not finite at epoch {self.epoch}, step {len(self._read) + 1}: {found}; last finite: {last}"
+
+
+def _losses_text(task: float, extra: float | None) -> str:
+    return f"{task:.4g}" if extra is None else f"{task:.4g} + {extra:.4g} (distill)"
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The rate of a step (from 0): linear warm-up, then half a cosine down to `min_lr` at the last step."""
+    warmup = recipe.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    done = (step - warmup) / max(1, recipe.epochs * steps_per_epoch - 1 - warmup)
+    return recipe.min_lr + (recipe.lr - recipe.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict]:
+    """Trainable parameters, without weight decay for vectors and positional embeddings."""
+    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    decayed, plain = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (plain if parameter.ndim <= 1 or name in exempt else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+
+
+def mixing(recipe: Recipe, num_classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Mixup, CutMix or either by chance, over batches of any size; without them, the batch as it is."""
+    choices: list[nn.Module] = []
+    if recipe.mixup:
+        choices.append(v2.MixUp(alpha=recipe.mixup, num_classes=num_classes))
+    if recipe.cutmix:
+        choices.append(v2.CutMix(alpha=recipe.cutmix, num_classes=num_classes))
+    if not choices:
+        return lambda images, labels: (images, labels)
+    return choices[0] if len(choices) == 1 else v2.RandomChoice(choices)
+
+
+def save(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Write everything a run needs to go on, all or nothing."""
+    state = {"identity": identity, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with replacing(path) as temporary:
+        torch.save({**state, "progress": asdict(progress)}, temporary)
+
+
+def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Bring model and optimizer back to where `save` found them."""
+    device = next(model.parameters()).device
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
+    if state.get("identity") != identity:
+        raise CheckpointError(f"{path}: belongs to a run with other settings; delete it to start this run over")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return Progress(**state["progress"])
+
+
+def _progress_bar(total: int, initial: int) -> tqdm.tqdm:
+    return tqdm.tqdm(total=total, initial=initial, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+
+
+def _report(record: dict, epochs: int, bar: tqdm.tqdm) -> None:
+    text = f"loss {record['loss']:.3f}" + (f", top-1 {record['top1']:.1f}" if "top1" in record else "")
+    if bar.disable:
+        log.info("epoch %d/%d: %s", record["epoch"], epochs, text)
+    else:
+        bar.set_postfix_str(f"epoch {record['epoch']}: {text}")

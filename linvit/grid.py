@@ -1,0 +1,187 @@
+"""From a study to its runs: products of axes, united, with each distinct run in it once."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import product
+from typing import Literal
+
+from pydantic import Field
+
+from linvit.config import (
+    Block,
+    ConfigError,
+    Dataset,
+    Init,
+    Name,
+    Part,
+    Recipe,
+    Seed,
+    Size,
+    SourceEntry,
+    Study,
+    Variant,
+)
+
+SOFTMAX = Variant(name="softmax", target="linvit.attention.softmax:SoftmaxAttention", attention_map=True)
+"""What every source and teacher is: a timm ViT as it is."""
+
+RANDOM = Init(name="random")
+
+
+class Source(Part):
+    """A pre-trained Softmax ViT of one size, with everything that decides its weights."""
+
+    name: Name
+    size: Size
+    timm: str | None = None
+    url: str | None = None
+    path: str | None = None
+    train: "RunSpec | None" = None
+    sha256: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where it lies, under `results/sources/`."""
+        return f"{self.name}/{self.size.name}"
+
+
+class RunSpec(Part):
+    """One training run, complete: two runs with equal specs are the same run.
+
+    As JSON, fields equal to their defaults are left out, so that a new option does not make old runs stale.
+    """
+
+    dataset: Dataset
+    size: Size
+    variant: Variant
+    init: Init
+    source: Source | None = None
+    recipe: Recipe
+    seed: Seed
+    other_recipe: bool = False
+    """Whether the recipe is not the data set's own, and so part of the name."""
+    role: Literal["student", "source"] = Field(default="student")
+
+    @property
+    def name(self) -> str:
+        """The run's path: data set, size, variant, initialisation, source, seed."""
+        dataset = self.dataset.name + (f"@{self.recipe.name}" if self.other_recipe else "")
+        source = self.source.name if self.source else "none"
+        return f"{dataset}/{self.size.name}/{self.variant.name}/{self.init.name}/{source}/seed{self.seed}"
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_defaults=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "RunSpec":
+        return cls.model_validate_json(text)
+
+    def stream(self, *purpose: str | int) -> int:
+        """A seed for one purpose, such as `("epoch", 3)`.
+
+        Streams of sources and students never meet, whatever their seeds: a student that drew the numbers its
+        source once started from would not be a random one. They do not depend on variant, initialisation or
+        data set, so that runs which differ in those alone are paired by seed.
+        """
+        text = "/".join(map(str, (self.role, self.seed, *purpose)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
+    """All distinct runs of a grid, by name, in the order of its blocks.
+
+    Raises:
+        ConfigError: a combination that is not defined, or two different runs under one name.
+    """
+    runs: dict[str, RunSpec] = {}
+    for block in study.grids[grid or study.grid]:
+        for spec in _runs_of(study, block):
+            if runs.setdefault(spec.name, spec) != spec:
+                raise ConfigError(f"grids.{grid or study.grid}: two different runs would be named {spec.name!r}")
+    return runs
+
+
+def sources_of(study: Study) -> dict[str, Source]:
+    """Every source of the catalogue, by folder (`deit/tiny`)."""
+    sources = (source_of(study, name, size) for name, sizes in study.sources.items() for size in sizes)
+    return {source.folder: source for source in sources}
+
+
+def source_of(study: Study, name: str, size: str) -> Source:
+    """One source of the catalogue, resolved.
+
+    Raises:
+        ConfigError: the source has no checkpoint of this size.
+    """
+    sizes = study.sources[name]
+    if size not in sizes:
+        raise ConfigError(f"sources.{name}: no checkpoint of size {size!r}; it has {', '.join(sizes)}")
+    entry = sizes[size]
+    train = _training_of(study, entry, size) if entry.train else None
+    fields = entry.model_dump(exclude={"train"})
+    return Source(name=name, size=study.sizes[size], train=train, **fields)
+
+
+def _training_of(study: Study, entry: SourceEntry, size: str) -> RunSpec:
+    dataset = study.datasets[entry.train.dataset]
+    return RunSpec(
+        dataset=dataset.settings(),
+        size=study.sizes[size],
+        variant=SOFTMAX,
+        init=RANDOM,
+        recipe=study.recipes[entry.train.recipe],
+        seed=entry.train.seed,
+        role="source",
+    )
+
+
+def _runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
+    axes = (block.datasets, block.sizes, block.variants, block.inits, block.sources or (None,), block.seeds)
+    for dataset, size, variant, init, source, seed in product(*axes):
+        entry = study.datasets[dataset]
+        recipe = study.recipes[block.recipe or entry.recipe_for(size)]
+        yield RunSpec(
+            dataset=entry.settings(),
+            size=_matched(study.sizes[size], entry),
+            variant=study.variants[variant],
+            init=_defined(study.inits[init], study.variants[variant], recipe),
+            source=_source_for(study, study.inits[init], source, size),
+            recipe=recipe,
+            seed=seed,
+            other_recipe=block.recipe is not None and block.recipe != entry.recipe_for(size),
+        )
+
+
+def _matched(size: Size, dataset: Dataset) -> Size:
+    if len(dataset.mean) != size.channels:
+        raise ConfigError(
+            f"datasets.{dataset.name}.mean: {len(dataset.mean)} values, but size {size.name!r} has "
+            f"{size.channels} channels"
+        )
+    return size
+
+
+def _defined(init: Init, variant: Variant, recipe: Recipe) -> Init:
+    """The initialisation with its weight filled in, or an error where the variant does not define it."""
+    if init.analytic and not variant.analytic_inits:
+        raise ConfigError(
+            f"init {init.name!r} ({init.analytic}) is not defined for variant {variant.name!r}: "
+            "it has no standard query-key product (analytic_inits: false)"
+        )
+    if init.distill is None:
+        return init
+    if init.distill.target == "map" and not variant.attention_map:
+        raise ConfigError(
+            f"init {init.name!r} distils attention maps, but variant {variant.name!r} has none "
+            "(attention_map: false); allowed: target output"
+        )
+    weight = init.distill.weight or recipe.distill_weight
+    return init.model_copy(update={"distill": init.distill.model_copy(update={"weight": weight})})
+
+
+def _source_for(study: Study, init: Init, source: str | None, size: str) -> Source | None:
+    if not init.needs_source:
+        return None
+    if source is None:
+        raise ConfigError(f"init {init.name!r} needs a source, but its block names none under 'sources'")
+    return source_of(study, source, size)

@@ -1,0 +1,116 @@
+"""Copying groups of weights from a Softmax ViT, with every parameter accounted for.
+
+Paper, Sec. B.2 and Table A: attention is qkv and proj, MLPs are fc1 and fc2; the norms go with neither.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from linvit.sources import Weights
+
+GROUPS = {
+    "attention": r"blocks\.\d+\.attn\.",
+    "mlp": r"blocks\.\d+\.mlp\.",
+    "norms": r"(blocks\.\d+\.norm[12]|norm)\.",
+    "patch_embed": r"patch_embed\.",
+    "class_token": r"cls_token$",
+    "positions": r"pos_embed$",
+    "head": r"head\.",
+}
+BACKBONE = frozenset(GROUPS) - {"head"}
+
+
+class CopyError(ValueError):
+    """A parameter that a copy can neither fill nor excuse."""
+
+
+@dataclass(frozen=True)
+class CopyWeights:
+    """Copy whole groups from a source; a parameter of a named group is copied, excused by name, or an error.
+
+    Excused are the operator's `own_parameters`, fixed positions, and a class token that the student lacks.
+    """
+
+    weights: Weights
+    groups: frozenset[str]
+
+    @torch.no_grad()
+    def __call__(self, student: VisionTransformer) -> None:
+        for target, name, value in self.pairs(student):
+            if target.shape != value.shape:
+                raise CopyError(
+                    f"{name}: the source's shape {list(value.shape)} is not the student's {list(target.shape)}"
+                )
+            target.copy_(value)
+
+    def pairs(self, student: VisionTransformer) -> list[tuple[Tensor, str, Tensor]]:
+        """(student's tensor, name, source's tensor) of everything that is copied.
+
+        Raises:
+            CopyError: names the parameter that has no counterpart.
+        """
+        targets = {name: t for name, t in targets_of(student).items() if group_of(name) in self.groups}
+        source = {name: t for name, t in self.weights.tensors.items() if group_of(name) in self.groups}
+        missing = sorted(targets.keys() - source.keys())
+        if missing:
+            raise CopyError(f"{missing[0]}: the source has no such parameter")
+        left_over = sorted(name for name in source.keys() - targets.keys() if not _lacks(student, name))
+        if left_over:
+            raise CopyError(f"{left_over[0]}: the student has no such parameter, and nothing excuses it")
+        if "pos_embed" in targets:
+            source["pos_embed"] = resampled_positions(self.weights, student)
+        return [(target, name, source[name]) for name, target in targets.items()]
+
+
+def targets_of(student: VisionTransformer) -> dict[str, Tensor]:
+    """The student's parameters that Softmax weights can fill, by the Softmax ViT's names.
+
+    Raises:
+        CopyError: an attention parameter that is neither in the operator's Softmax view nor declared its own.
+    """
+    targets = {name: p for name, p in student.named_parameters() if group_of(name) != "attention"}
+    if not student.pos_embed.requires_grad:
+        del targets["pos_embed"]  # fixed positions are the variant's own
+    for index, block in enumerate(student.blocks):
+        view = block.attn.softmax_view()
+        for name, _ in block.attn.named_parameters():
+            if name not in view and not any(f"{name}.".startswith(f"{own}.") for own in block.attn.own_parameters):
+                raise CopyError(f"blocks.{index}.attn.{name}: neither in softmax_view() nor in own_parameters")
+        targets |= {f"blocks.{index}.attn.{name}": tensor for name, tensor in view.items()}
+    return targets
+
+
+def group_of(name: str) -> str:
+    """The group that a timm parameter name belongs to."""
+    for group, pattern in GROUPS.items():
+        if re.match(pattern, name):
+            return group
+    raise CopyError(f"{name}: belongs to no group of weights; groups: {', '.join(GROUPS)}")
+
+
+def resampled_positions(weights: Weights, student: VisionTransformer) -> Tensor:
+    """The source's positions on the student's grid, [1, p + h w, C], as timm resamples them."""
+    positions = resample_abs_pos_embed(
+        weights.tensors["pos_embed"],
+        new_size=list(student.patch_embed.grid_size),
+        old_size=list(weights.grid_size),
+        num_prefix_tokens=1,
+    )
+    return positions if student.has_class_token else positions[:, 1:]
+
+
+def _lacks(student: VisionTransformer, name: str) -> bool:
+    """Whether the student is built without the part that a Softmax parameter belongs to."""
+    if name == "cls_token":
+        return not student.has_class_token
+    if name == "pos_embed":
+        return not student.pos_embed.requires_grad
+    if group_of(name) == "attention":
+        own = student.blocks[0].attn.own_parameters
+        return any(f"{name.split('.attn.')[1]}.".startswith(f"{parameter}.") for parameter in own)
+    return False

@@ -1,0 +1,263 @@
+"""Runs as a table: every run's `metrics.json` becomes one row of one tidy frame.
+
+The names, orders and groupings that tables, figures and claims share are here too, so that all three speak
+of the same initialisations. Nothing here imports torch.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, get_args
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
+
+from linvit.config import Group, Init
+from linvit.files import write_text
+from linvit.grid import RunSpec
+
+logger = logging.getLogger(__name__)
+
+NO_SOURCE = "none"
+MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+STARTS = {
+    "random": "Random",
+    "mimetic": "Mimetic",
+    "impulse": "Impulse",
+    "copy": "Copy",
+    "mlpcopy": "MLPCopy",
+    "fullcopy": "FullCopy",
+    "pretrained": "Pretrained",
+}
+"""What the weights start from, in the order of Table A, with display names [arXiv:2609.35745, Table A]."""
+VARIANTS = {"elu": "ELU", "relu": "ReLU", "inline": "InLine", "mhla": "MHLA", "ttt": "TTT", "softmax": "Softmax"}
+DATASETS = {
+    "imagenet": "ImageNet-1K",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "stl10": "STL-10",
+    "food101": "Food-101",
+    "flowers102": "Flowers-102",
+    "pets": "Oxford-IIIT Pets",
+    "fashion-1k": "Fashion-1K",
+    "fashion-mnist": "Fashion-MNIST",
+}
+DTYPES = {
+    "run": "str",
+    "dataset": "str",
+    "size": "str",
+    "variant": "str",
+    "init": "str",
+    "start": "str",
+    "distill": "bool",
+    "distill_target": "str",
+    "distill_weight": "float64",
+    "source": "str",
+    "recipe": "str",
+    "seed": "int64",
+    "top1": "float64",
+    "top5": "float64",
+    "best_top1": "float64",
+    "best_epoch": "int64",
+    "epochs": "int64",
+    "parameters": "int64",
+    "flops": "int64",
+    "train_images_per_second": "float64",
+    "eval_images_per_second": "float64",
+    "wall_seconds": "float64",
+    "peak_memory_bytes": "int64",
+    "commit": "str",
+}
+"""The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+GROUPS = frozenset(get_args(Group))
+STARTS_BY_COPY = {
+    frozenset(): "random",
+    frozenset({"attention"}): "copy",
+    frozenset({"mlp"}): "mlpcopy",
+    GROUPS - {"head"}: "fullcopy",
+    GROUPS: "pretrained",
+}
+
+
+class ResultsError(ValueError):
+    """A metrics file or a table of runs that cannot be used; its text names the file and what is wrong."""
+
+
+class _Checked(BaseModel):
+    # Keys that the frame does not need may come and go.
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Best(_Checked):
+    epoch: NonNegativeInt
+    top1: Percent
+
+
+class _Epoch(_Checked):
+    epoch: NonNegativeInt
+
+
+class _Metrics(_Checked):
+    name: str
+    spec: RunSpec
+    top1: Percent
+    top5: Percent
+    best: _Best | None
+    """None where no epoch was trained."""
+    history: tuple[_Epoch, ...]
+    parameters: NonNegativeInt
+    flops: NonNegativeInt
+    train_images_per_second: NonNegativeFloat | None
+    eval_images_per_second: NonNegativeFloat
+    wall_seconds: NonNegativeFloat
+    peak_memory_bytes: NonNegativeInt
+    commit: str | None
+
+
+def collect(paths: Iterable[str | Path]) -> pd.DataFrame:
+    """Read metrics files into a frame with the columns of `DTYPES`, one row a run, sorted by name.
+
+    Runs of different commits are warned of, not refused.
+
+    Raises:
+        ResultsError: a file is missing, damaged or incomplete, or two files hold the same run.
+    """
+    read: dict[str, tuple[Path, dict]] = {}
+    for path in map(Path, paths):
+        metrics = _read_metrics(path)
+        if metrics.name in read:
+            raise ResultsError(f"{path}: run {metrics.name!r} is already in {read[metrics.name][0]}")
+        read[metrics.name] = (path, _row(metrics))
+    if not read:
+        raise ResultsError("no metrics files to collect")
+    runs = pd.DataFrame([row for _, row in read.values()], columns=list(DTYPES)).astype(DTYPES)
+    _warn_of_commits(runs)
+    return runs.sort_values("run", ignore_index=True)
+
+
+def read_runs(csv: str | Path) -> pd.DataFrame:
+    """Read a frame that `write_runs` wrote.
+
+    Raises:
+        ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
+    """
+    try:
+        runs = pd.read_csv(csv, dtype=DTYPES, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
+    missing = [column for column in DTYPES if column not in runs]
+    if missing:
+        raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
+    return runs[list(DTYPES)]
+
+
+def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
+    write_text(csv, runs.to_csv(index=False, lineterminator="\n"))
+
+
+def start_of(init: Init) -> str:
+    """What the weights start from, whatever is distilled later: a key of `STARTS`, or else the init's own name."""
+    copied = frozenset(init.copied)
+    if init.analytic and not copied:
+        return init.analytic
+    if not init.analytic and copied in STARTS_BY_COPY:
+        return STARTS_BY_COPY[copied]
+    return init.name.removesuffix("-distill")
+
+
+def label(start: str, distill: bool = False) -> str:
+    """An initialisation's display name, such as `MLPCopy w/ Distill`."""
+    return STARTS.get(start, start) + (" w/ Distill" if distill else "")
+
+
+def in_order(values: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Distinct values: the known ones in their order, then the others as they appear."""
+    found = list(dict.fromkeys(values))
+    known = [value for value in known if value in found]
+    return known + [value for value in found if value not in known]
+
+
+def sizes_in_order(runs: pd.DataFrame) -> list[str]:
+    """Model sizes, from the fewest parameters to the most."""
+    return list(runs.groupby("size")["parameters"].median().sort_values().index)
+
+
+def default_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs without the loss ablation's: no map distillation and, where several inits share a start, only the
+    one that is named after it (`copy`, `copy-distill`)."""
+    runs = runs[runs["distill_target"] != "map"]
+    cell = ["dataset", "size", "source", "variant", "start", "distill"]
+    named = runs["start"] + runs["distill"].map({True: "-distill", False: ""})
+    return runs[(runs.groupby(cell)["init"].transform("nunique") == 1) | (runs["init"] == named)]
+
+
+def references(runs: pd.DataFrame) -> pd.DataFrame:
+    """The Softmax reference of each data set, size and source: the source itself where it was evaluated with
+    its own head, else the fine-tuned one [arXiv:2609.35745, Sec. 4]."""
+    is_reference = (runs["variant"] == "softmax") & runs["start"].isin(["fullcopy", "pretrained"]) & ~runs["distill"]
+    found = runs[is_reference]
+    own_head = found["start"] == "pretrained"
+    has_own_head = own_head.groupby([found[key] for key in ("dataset", "size", "source")]).transform("any")
+    return found[own_head | ~has_own_head.astype(bool)]
+
+
+def beside_sources(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows that use no source, repeated beside each source of their data set and size; the order is kept."""
+    cell = ["dataset", "size"]
+    sources = frame.loc[frame["source"] != NO_SOURCE, [*cell, "source"]].drop_duplicates()
+    beside = frame.merge(sources, on=cell, how="left", suffixes=("", "_beside"))
+    source = beside.pop("source_beside").fillna(NO_SOURCE)
+    kept = beside["source"].isin([NO_SOURCE]) | (beside["source"] == source)
+    return beside.assign(source=source)[kept].reset_index(drop=True)
+
+
+def _read_metrics(path: Path) -> _Metrics:
+    try:
+        metrics = _Metrics.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ResultsError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+    spec = metrics.spec
+    if metrics.name != spec.name:
+        raise ResultsError(f"{path}: name {metrics.name!r} is not its spec's, {spec.name!r}")
+    epochs = metrics.history[-1].epoch if metrics.history else 0
+    if spec.init.train and epochs != spec.recipe.epochs:
+        raise ResultsError(f"{path}: history ends at epoch {epochs} of {spec.recipe.epochs}")
+    return metrics
+
+
+def _row(metrics: _Metrics) -> dict:
+    spec, distill = metrics.spec, metrics.spec.init.distill
+    return {
+        "run": metrics.name,
+        # As the name has it, so that runs of another recipe are another data set to every grouping.
+        "dataset": metrics.name.split("/")[0],
+        "size": spec.size.name,
+        "variant": spec.variant.name,
+        "init": spec.init.name,
+        "start": start_of(spec.init),
+        "distill": distill is not None,
+        "distill_target": distill.target if distill else None,
+        "distill_weight": (distill.weight or spec.recipe.distill_weight) if distill else None,
+        "source": spec.source.name if spec.source else NO_SOURCE,
+        "recipe": spec.recipe.name,
+        "seed": spec.seed,
+        "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
+        "best_epoch": metrics.best.epoch if metrics.best else 0,
+        "epochs": spec.recipe.epochs if spec.init.train else 0,
+        **metrics.model_dump(exclude={"name", "spec", "best", "history"}),
+    }
+
+
+def _warn_of_commits(runs: pd.DataFrame) -> None:
+    counts = runs["commit"].fillna("unknown").value_counts(sort=False)
+    if len(counts) > 1:
+        logger.warning(
+            "runs come from different commits: %s", ", ".join(f"{commit} ({n})" for commit, n in counts.items())
+        )

@@ -1,0 +1,135 @@
+"""One run, from its spec to its metrics: source, initialise, fit, evaluate. The whole study on one page."""
+
+import json
+import logging
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from linvit import data, sources
+from linvit.device import peak_memory_bytes, pick_device
+from linvit.distill import AttentionDistillation
+from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
+from linvit.files import replacing, write_text
+from linvit.fit import Progress, fit
+from linvit.grid import RunSpec, Source
+from linvit.init import CopyWeights, initialize
+from linvit.init.copy import BACKBONE
+from linvit.vit import build_vit
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("linvit", "torch", "torchvision", "timm", "numpy")
+
+
+def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path, workers: int = 0) -> dict:
+    """Carry out one run in its folder and return its metrics.
+
+    The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
+    `metrics.json`. A run that was interrupted goes on from its checkpoint.
+    """
+    start = time.perf_counter()
+    device = pick_device()
+    write_text(folder / "spec.json", spec.to_json() + "\n")
+    train_data = data.read(spec.dataset, "train", data_root) if spec.init.train else None
+    test_data = data.read(spec.dataset, "test", data_root)
+    weights = sources.load(sources_folder / spec.source.folder) if spec.source else None
+    student = build_student(spec, weights).to(device)
+    options = {"device": device, "workers": workers}
+    test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
+
+    def evaluated() -> dict[str, float]:
+        return evaluate(student, test, spec.recipe.precision)
+
+    if spec.init.train:
+        batches = data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, spec.stream, **options)
+        progress = fit(
+            student,
+            batches,
+            spec.recipe,
+            spec.stream,
+            num_classes=spec.dataset.classes,
+            auxiliary=build_distillation(spec, weights, student),
+            evaluate=evaluated,
+            checkpoint=folder / "checkpoint.pt",
+            identity=spec.to_json(),
+        )
+        accuracy = progress.history[-1]
+    else:
+        progress, accuracy = Progress(), evaluated()
+    save_model(student, spec, folder / "model.safetensors")
+    metrics = {
+        "name": spec.name,
+        "spec": json.loads(spec.to_json()),
+        "top1": accuracy["top1"],
+        "top5": accuracy["top5"],
+        "best": best_of(progress.history),
+        "history": progress.history,
+        "parameters": count_parameters(student),
+        "flops": count_flops(student, spec.size),
+        "train_images_per_second": progress.images / progress.seconds if progress.seconds else None,
+        "eval_images_per_second": images_per_second(student, spec.size),
+        "wall_seconds": time.perf_counter() - start,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {package: version(package) for package in PACKAGES},
+        "commit": git_commit(),
+    }
+    write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    return metrics
+
+
+def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTransformer:
+    """The model a run starts from: a random one by the run's seed, then its initialisation."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.stream("model"))
+        student = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes, drop_path=spec.recipe.drop_path)
+    return initialize(student, spec.init, weights, spec.stream("analytic"))
+
+
+def build_distillation(
+    spec: RunSpec, weights: sources.Weights | None, student: VisionTransformer
+) -> AttentionDistillation | None:
+    """The run's auxiliary loss, with the source as the teacher, on the student's device."""
+    if spec.init.distill is None:
+        return None
+    teacher = build_vit(spec.size, num_classes=0)
+    CopyWeights(weights, BACKBONE)(teacher)
+    return AttentionDistillation(teacher.to(student.head.weight.device), student, spec.init.distill)
+
+
+def prepare_source(source: Source, folder: Path, *, data_root: Path, workers: int = 0) -> dict:
+    """Bring a source into its folder, training it first if the pipeline makes it, and return its manifest."""
+    if source.train is None:
+        return sources.fetch(source, folder)
+    metrics = train(source.train, folder / "run", sources_folder=folder, data_root=data_root, workers=workers)
+    origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
+    return sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
+
+
+def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
+    """The trained parameters as safetensors, with the spec in the file's metadata."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with replacing(path) as temporary:
+        sources.save_file(tensors, temporary, metadata={"spec": spec.to_json()})
+
+
+def best_of(history: list[dict]) -> dict | None:
+    """The evaluated epoch of highest top-1, the first of equals; chosen on the test set, so never reported as top-1."""
+    evaluated = [record for record in history if "top1" in record]
+    if not evaluated:
+        return None
+    best = max(evaluated, key=lambda record: record["top1"])
+    return {key: best[key] for key in ("epoch", "top1", "top5")}
+
+
+def git_commit() -> str | None:
+    """The commit this code is at, marked where files differ from it; None outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+    return result.stdout.strip() or None

@@ -1,0 +1,141 @@
+"""Pre-trained Softmax ViTs from wherever they are, as one safetensors file in timm's layout with its provenance."""
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from importlib.resources import as_file
+from pathlib import Path
+
+import timm
+import timm.models
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from linvit.config import Size
+from linvit.files import replacing, resource, sha256_of, write_text
+from linvit.grid import Source
+from linvit.vit import build_vit
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = "weights.safetensors"
+MANIFEST = "source.json"
+
+
+class SourceError(ValueError):
+    """A checkpoint that is missing, damaged, or not the Softmax ViT it should be."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A Softmax ViT's parameters by timm's names, and the grid (rows, columns) its positions lie on."""
+
+    tensors: dict[str, Tensor]
+    grid_size: tuple[int, int]
+
+
+def fetch(source: Source, folder: Path) -> dict:
+    """Bring a source given by timm tag, URL or path into `folder` and return its manifest."""
+    if source.timm:
+        model = timm.create_model(source.timm, pretrained=True)
+        return store(model.state_dict(), source, folder, {"timm": source.timm, "timm_version": timm.__version__})
+    if source.url:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"download{Path(source.url).suffix}") as temporary:
+            torch.hub.download_url_to_file(source.url, str(temporary), progress=False)
+            _check_sha256(temporary, source.sha256, source.url)
+            return store(read_checkpoint(temporary), source, folder, {"url": source.url, "sha256": source.sha256})
+    with as_file(resource(source.path)) as path:
+        if not path.is_file():
+            raise SourceError(f"source {source.folder!r}: no file {source.path!r}; put the checkpoint there")
+        if source.sha256:
+            _check_sha256(path, source.sha256, source.path)
+        origin = {"path": source.path, "sha256": sha256_of(path), **_metadata(path)}
+        return store(read_checkpoint(path), source, folder, origin)
+
+
+def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict) -> dict:
+    """Check that these are a Softmax ViT's parameters of the source's size, write them, return the manifest."""
+    weights = Weights(tensors, _grid_of(tensors, source))
+    check(weights, source.size, source.folder)
+    metadata = {"name": source.folder, "grid_size": list(weights.grid_size), **origin}
+    with replacing(folder / WEIGHTS) as temporary:
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, temporary, metadata={"linvit": json.dumps(metadata)})
+    manifest = {**metadata, "weights_sha256": sha256_of(folder / WEIGHTS)}
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    return manifest
+
+
+def load(folder: Path) -> Weights:
+    """Read a stored source.
+
+    Raises:
+        SourceError: it is missing, or its bytes are not those its manifest names.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        _check_sha256(folder / WEIGHTS, manifest["weights_sha256"], str(folder / WEIGHTS))
+    except FileNotFoundError as error:
+        raise SourceError(f"{error.filename}: not found; prepare it with the rule 'source'") from None
+    return Weights(read_checkpoint(folder / WEIGHTS), tuple(manifest["grid_size"]))
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """A state dict from safetensors or a PyTorch file, unwrapped by timm; never unpickles objects."""
+    try:
+        return timm.models.load_state_dict(str(path), device="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        reason = str(error).strip().splitlines()[0]
+        raise SourceError(f"{path}: cannot be read as a checkpoint of plain tensors: {reason}") from error
+
+
+def check(weights: Weights, size: Size, name: str) -> None:
+    """Account for every parameter: those of a Softmax ViT of this size, with or without a head, and no other.
+
+    The grid may differ from the size's: positions are resampled when copied.
+    """
+    with torch.device("meta"):
+        expected = build_vit(size, num_classes=1).state_dict()
+    shapes = {key: tensor.shape for key, tensor in expected.items() if not key.startswith("head.")}
+    shapes["pos_embed"] = (1, 1 + math.prod(weights.grid_size), size.dim)
+    found = {key: tensor.shape for key, tensor in weights.tensors.items() if not key.startswith("head.")}
+    for problem, keys in (("lacks", shapes.keys() - found.keys()), ("has an unknown", found.keys() - shapes.keys())):
+        if keys:
+            raise SourceError(f"source {name!r} {problem} parameter {min(keys)!r} ({len(keys)} in all)")
+    for key, shape in shapes.items():
+        if tuple(found[key]) != tuple(shape):
+            raise SourceError(
+                f"source {name!r}: {key} has shape {list(found[key])}, expected {list(shape)} for size {size.name!r}"
+            )
+
+
+def _grid_of(tensors: dict[str, Tensor], source: Source) -> tuple[int, int]:
+    """The grid a checkpoint's positions lie on; a square one, as every published source has."""
+    if "pos_embed" not in tensors:
+        raise SourceError(f"source {source.folder!r} lacks parameter 'pos_embed': not a timm ViT's state dict")
+    patches = tensors["pos_embed"].shape[1] - 1
+    side = math.isqrt(patches)
+    if side * side != patches:
+        raise SourceError(
+            f"source {source.folder!r}: {patches} positions besides the class token are not a square grid"
+        )
+    return side, side
+
+
+def _metadata(path: Path) -> dict:
+    """What an earlier `store` wrote into a safetensors file, under one key."""
+    if path.suffix != ".safetensors":
+        return {}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    return {"provenance": json.loads(metadata["linvit"])} if "linvit" in metadata else {}
+
+
+def _check_sha256(path: Path, expected: str, name: str) -> None:
+    found = sha256_of(path)
+    if found != expected:
+        raise SourceError(f"{name}: sha256 is {found}, expected {expected}")

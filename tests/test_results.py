@@ -1,0 +1,234 @@
+"""Metrics files become one tidy frame, and the shared groupings do what they say."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
+
+from linvit.config import Distill, Init, load_study
+from linvit.grid import expand
+from linvit.results import (
+    DTYPES,
+    ResultsError,
+    beside_sources,
+    collect,
+    default_runs,
+    in_order,
+    label,
+    read_runs,
+    references,
+    sizes_in_order,
+    start_of,
+    write_runs,
+)
+
+ALL_BUT_HEAD = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
+
+
+@pytest.fixture(scope="module")
+def paper() -> dict:
+    return expand(load_study(CONFIG), "paper")
+
+
+@pytest.fixture
+def spec(paper):
+    return paper["pets/tiny/relu/copy-distill/deit/seed1"]
+
+
+def test_a_row_holds_what_the_metrics_say(tmp_path, spec):
+    path = write_metrics(tmp_path, spec, 81.25, best={"epoch": 80, "top1": 81.5, "top5": 99.1})
+    runs = collect([path])
+    assert runs.dtypes.astype(str).to_dict() == DTYPES
+    assert runs.loc[0].to_dict() == {
+        "run": "pets/tiny/relu/copy-distill/deit/seed1",
+        "dataset": "pets",
+        "size": "tiny",
+        "variant": "relu",
+        "init": "copy-distill",
+        "start": "copy",
+        "distill": True,
+        "distill_target": "output",
+        "distill_weight": 50.0,
+        "source": "deit",
+        "recipe": "transfer-long",
+        "seed": 1,
+        "top1": 81.25,
+        "top5": 99.0,
+        "best_top1": 81.5,
+        "best_epoch": 80,
+        "epochs": 600,
+        "parameters": 5_700_000,
+        "flops": 1_000_000,
+        "train_images_per_second": 100.0,
+        "eval_images_per_second": 200.0,
+        "wall_seconds": 12.5,
+        "peak_memory_bytes": 10_000_000,
+        "commit": "abc",
+    }
+
+
+def test_rows_are_sorted_whatever_the_order_of_files(tmp_path, paper):
+    names = ["stl10/tiny/elu/copy/deit/seed0", "pets/tiny/elu/copy/deit/seed0", "pets/tiny/elu/random/none/seed0"]
+    runs = collect([write_metrics(tmp_path, paper[name], 50.0) for name in names])
+    assert list(runs["run"]) == sorted(names)
+
+
+def test_a_source_that_is_only_evaluated_has_no_epochs(tmp_path, paper):
+    path = write_metrics(tmp_path, paper["imagenet/base/softmax/pretrained/deit/seed0"], 81.8, best=None)
+    row = collect([path]).loc[0]
+    assert (row["start"], row["epochs"], row["best_epoch"], row["best_top1"]) == ("pretrained", 0, 0, 81.8)
+    assert pd.isna(row["train_images_per_second"])
+
+
+def test_another_recipe_is_another_data_set(tmp_path, spec):
+    path = write_metrics(tmp_path, spec.model_copy(update={"other_recipe": True}), 50.0)
+    assert collect([path]).loc[0, "dataset"] == "pets@transfer-long"
+
+
+@pytest.mark.parametrize("missing", ["top1", "spec", "history", "flops", "best"])
+def test_an_incomplete_file_is_named_with_its_key(tmp_path, spec, missing):
+    content = metrics(spec, 50.0)
+    del content[missing]
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=f"metrics.json: {missing}: Field required"):
+        collect([path])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "Invalid JSON"), ('{"name": "a', "Invalid JSON"), ("[]", "valid dictionary|an object")],
+)
+def test_a_damaged_file_is_named(tmp_path, text, message):
+    path = tmp_path / "metrics.json"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match=rf"metrics.json: .*({message})"):
+        collect([path])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top1": 101.0}, "top1: .*less than or equal to 100"),
+        ({"top1": float("nan")}, "top1: "),
+        ({"name": "other"}, "name 'other' is not its spec's"),
+        ({"history": [{"epoch": 7}]}, "history ends at epoch 7 of 600"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path, spec, changes, message):
+    with pytest.raises(ResultsError, match=f"metrics.json: {message}"):
+        collect([write_metrics(tmp_path, spec, 50.0, **changes)])
+
+
+def test_missing_files_no_files_and_doubles_are_refused(tmp_path, spec):
+    with pytest.raises(ResultsError, match=r"absent.json: No such file"):
+        collect([tmp_path / "absent.json"])
+    with pytest.raises(ResultsError, match="no metrics files"):
+        collect([])
+    twice = [write_metrics(tmp_path / name, spec, 50.0) for name in ("one", "two")]
+    with pytest.raises(ResultsError, match=f"two.*already in .*{Path('one')}"):
+        collect(twice)
+
+
+def test_different_commits_are_warned_of(tmp_path, paper, caplog):
+    names = ["pets/tiny/elu/copy/deit/seed0", "pets/tiny/elu/copy/deit/seed1"]
+    first, second = (paper[name] for name in names)
+    with caplog.at_level(logging.WARNING):
+        collect([write_metrics(tmp_path, first, 50.0), write_metrics(tmp_path, second, 50.0)])
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        collect([write_metrics(tmp_path, first, 50.0), write_metrics(tmp_path, second, 50.0, commit=None)])
+    assert "different commits: abc (1), unknown (1)" in caplog.text
+
+
+def test_a_frame_survives_csv_exactly(tmp_path):
+    runs = grid_runs(tmp_path, "mini")
+    runs.loc[0, "top1"] = 100 / 3
+    write_runs(runs, tmp_path / "runs.csv")
+    pd.testing.assert_frame_equal(read_runs(tmp_path / "runs.csv"), runs)
+    assert [path.name for path in tmp_path.glob("*runs*")] == ["runs.csv"]
+
+
+def test_unusable_tables_are_named(tmp_path):
+    csv = tmp_path / "runs.csv"
+    with pytest.raises(ResultsError, match=r"runs.csv: not a table of runs"):
+        read_runs(csv)
+    frame([run()]).drop(columns=["seed", "top1"]).to_csv(csv, index=False)
+    with pytest.raises(ResultsError, match=r"runs.csv: missing columns: seed, top1"):
+        read_runs(csv)
+    frame([run()]).astype({"seed": object}).assign(seed="first").to_csv(csv, index=False)
+    with pytest.raises(ResultsError, match=r"runs.csv: not a table of runs: .*first"):
+        read_runs(csv)
+
+
+@pytest.mark.parametrize(
+    ("init", "start"),
+    [
+        (Init(name="a"), "random"),
+        (Init(name="a", distill=Distill()), "random"),
+        (Init(name="a", analytic="mimetic"), "mimetic"),
+        (Init(name="a", analytic="impulse", distill=Distill()), "impulse"),
+        (Init(name="a", copy=("attention",)), "copy"),
+        (Init(name="a", copy=("attention",), distill=Distill(target="map")), "copy"),
+        (Init(name="a", copy=("mlp",)), "mlpcopy"),
+        (Init(name="a", copy=ALL_BUT_HEAD[::-1]), "fullcopy"),
+        (Init(name="a", copy=(*ALL_BUT_HEAD, "head")), "pretrained"),
+        (Init(name="mine-distill", copy=("attention", "mlp"), distill=Distill()), "mine"),
+        (Init(name="mine", analytic="mimetic", copy=("mlp",)), "mine"),
+    ],
+)
+def test_start_comes_from_what_an_init_does(init, start):
+    assert start_of(init) == start
+
+
+def test_every_init_of_the_catalogue_starts_as_it_is_named():
+    starts = {name: start_of(init) for name, init in load_study(CONFIG).inits.items()}
+    ablation = {name: "copy" for name in starts if name.startswith(("copy-map", "copy-output"))}
+    assert starts == {name: name.removesuffix("-distill") for name in starts} | ablation
+
+
+def test_names_and_orders():
+    assert label("mlpcopy", True) == "MLPCopy w/ Distill"
+    assert label("mine") == "mine"
+    assert in_order(["x", "b", "a", "b"], ["a", "b", "c"]) == ["a", "b", "x"]
+    assert sizes_in_order(frame([run(size="small"), run(size="base"), run(size="tiny")])) == ["tiny", "small", "base"]
+
+
+def test_default_runs_leave_the_loss_ablation_out():
+    weights = [run("copy-distill", init=f"copy-output{w}", distill_weight=float(w)) for w in (10, 100)]
+    maps = [run("copy-distill", init="copy-map3e3", distill_target="map")]
+    kept = default_runs(frame([run("copy"), run("copy-distill"), *weights, *maps]))
+    assert list(kept["init"]) == ["copy", "copy-distill"]
+    assert list(default_runs(frame([weights[0]]))["init"]) == ["copy-output10"]
+    assert default_runs(frame(weights)).empty
+
+
+def test_the_reference_is_the_source_itself_where_it_was_evaluated():
+    softmax = [run(init, variant="softmax") for init in ("fullcopy", "pretrained", "random", "fullcopy-distill")]
+    other = run("fullcopy", variant="softmax", dataset="stl10")
+    found = references(frame([*softmax, other, run("fullcopy")]))
+    assert list(found["run"]) == ["pets/tiny/softmax/pretrained/deit/seed0", "stl10/tiny/softmax/fullcopy/deit/seed0"]
+    assert references(frame([run("fullcopy")])).empty
+
+
+def test_runs_without_a_source_stand_beside_each_source():
+    rows = [run("random"), run("copy"), run("copy", source="mae"), run("random", dataset="stl10")]
+    beside = beside_sources(frame(rows))
+    assert list(zip(beside["dataset"], beside["init"], beside["source"], strict=True)) == [
+        ("pets", "random", "deit"),
+        ("pets", "random", "mae"),
+        ("pets", "copy", "deit"),
+        ("pets", "copy", "mae"),
+        ("stl10", "random", "none"),
+    ]
+
+
+def test_reporting_needs_no_torch():
+    code = "import sys, linvit.tables, linvit.figures, linvit.claims; print({'torch', 'timm'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

@@ -1,0 +1,113 @@
+"""Top-1 tables against numbers worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes import frame, grid_runs, run
+
+from linvit.results import MISSING
+from linvit.tables import summarise, write_tables
+
+
+def tables(runs: pd.DataFrame, folder) -> tuple[pd.DataFrame, str, str]:
+    write_tables(runs, folder)
+    csv = pd.read_csv(folder / "top1.csv", keep_default_na=False, na_values=[""])
+    return csv, (folder / "top1.md").read_text(), (folder / "top1.tex").read_text()
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    """The cells of all table rows but the rulers."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|") and not line.startswith("|:")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_mean_sample_deviation_and_n():
+    runs = frame([run("copy", top1, seed) for seed, top1 in enumerate((80.0, 81.0, 84.0))] + [run("random", 70.0)])
+    summary = summarise(runs).set_index("start")
+    assert summary.loc["copy", "mean"] == pytest.approx(245 / 3)
+    # Deviations -5/3, -2/3, 7/3: squares sum to 78/9, over n - 1 = 2.
+    assert summary.loc["copy", "std"] == pytest.approx(np.sqrt(13 / 3))
+    assert summary.loc["copy", "n"] == 3
+    assert summary.loc["random", "n"] == 1
+    assert np.isnan(summary.loc["random", "std"])
+
+
+def test_the_loss_ablation_stays_apart():
+    ablation = [
+        run("copy-distill", 60.0, init="copy-output10", distill_weight=10.0),
+        run("copy-distill", 50.0, init="copy-map3e3", distill_target="map", distill_weight=3e3),
+    ]
+    summary = summarise(frame([run("copy-distill", 80.0), *ablation]))
+    assert dict(zip(summary["init"], summary["mean"], strict=True)) == {
+        "copy-distill": 80.0,
+        "copy-map3e3": 50.0,
+        "copy-output10": 60.0,
+    }
+
+
+def test_the_layout_is_the_papers(tmp_path):
+    csv, markdown, latex = tables(grid_runs(tmp_path, "mini"), tmp_path)
+    header, *body = rows_of(markdown)
+    assert header == ["Initialisation", "ELU", "ReLU", "InLine", "MHLA", "TTT"]
+    starts = ["Random", "Mimetic", "Impulse", "Copy", "MLPCopy", "FullCopy"]
+    distilled = [f"{start} w/ Distill" for start in ("Random", "Copy", "MLPCopy", "FullCopy")]
+    assert [row[0] for row in body] == starts + distilled
+    assert body[1][5] == body[2][5] == MISSING
+    assert markdown.count("\n## ") == 1
+    assert "## Fashion-1K, mini, source fashion" in markdown
+    assert "Softmax reference (FullCopy): " in markdown
+    assert "(n = 3). Mean ± standard deviation over n = 3 seeds." in markdown
+    assert set(csv["source"]) == {"none", "fashion"}
+    assert len(csv) == 49
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 1
+
+
+def test_cells_are_rounded_and_name_n_only_where_it_differs(tmp_path):
+    rows = [run("copy", top1, seed) for seed, top1 in enumerate((81.04, 81.34))]
+    same = [run("random", 70.0, seed) for seed in (0, 1)]
+    *_, uniform = rows_of(tables(frame(rows + same), tmp_path)[1])
+    assert uniform == ["Copy", "81.2 ± 0.2"]
+    _, random, copy = rows_of(tables(frame(rows + same[:1]), tmp_path)[1])
+    assert random == ["Random", "70.0 (n = 1)"]
+    assert copy == ["Copy", "81.2 ± 0.2 (n = 2)"]
+    assert "One seed (n = 1)" in tables(frame(same[:1]), tmp_path)[1]
+
+
+def test_rows_without_a_source_stand_in_each_sources_section(tmp_path):
+    rows = [run("random", 70.0), run("copy", 71.0), run("copy", 72.0, source="mae"), run("copy", 60.0, dataset="stl10")]
+    csv, markdown, _ = tables(frame(rows), tmp_path)
+    sections = markdown.split("\n## ")[1:]
+    assert [section.splitlines()[0] for section in sections] == [
+        "STL-10, tiny, source deit",
+        "Oxford-IIIT Pets, tiny, source deit",
+        "Oxford-IIIT Pets, tiny, source mae",
+    ]
+    assert [rows_of(section)[1:] for section in sections] == [
+        [["Copy", "60.0"]],
+        [["Random", "70.0"], ["Copy", "71.0"]],
+        [["Random", "70.0"], ["Copy", "72.0"]],
+    ]
+    assert len(csv) == 4
+
+
+def test_sections_follow_data_set_and_size(tmp_path):
+    rows = [run("copy", dataset=d, size=s) for d in ("zzz", "imagenet", "pets") for s in ("base", "small", "tiny")]
+    summary = summarise(frame(rows))
+    assert list(summary["dataset"].unique()) == ["imagenet", "pets", "zzz"]
+    assert list(summary["size"])[:3] == ["tiny", "small", "base"]
+
+
+def test_the_reference_alone_and_a_frame_without_one(tmp_path):
+    _, markdown, _ = tables(frame([run("fullcopy", 90.0, variant="softmax")]), tmp_path)
+    assert "Softmax reference (FullCopy): 90.0 (n = 1)." in markdown
+    assert rows_of(markdown)[1] == ["FullCopy", "90.0"]
+    _, markdown, _ = tables(frame([run("copy")]), tmp_path)
+    assert "Softmax reference: not run." in markdown
+
+
+def test_names_are_escaped_in_latex(tmp_path):
+    _, _, latex = tables(frame([run("copy", dataset="my_set", variant="my_op", source="a&b")]), tmp_path)
+    assert r"my\_set, tiny, source a\&b" in latex
+    assert r"Initialisation & my\_op \\" in latex
+    assert r"\label{tab:top1-my-set-tiny-source-a-b}" in latex
+    assert "±" not in latex

@@ -1,0 +1,63 @@
+# From cached metrics to tables, figures and claims; each depends on its own code as well.
+FIGURES = ["fig2", "fig4"]
+REPORT = [
+    f"{GRID}/runs.csv",
+    multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
+    expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
+    f"{GRID}/claims.md",
+]
+
+
+localrules:
+    all,
+    runs,
+    tables,
+    figure,
+    claims,
+
+
+rule runs:
+    input:
+        expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS),
+    output:
+        f"{GRID}/runs.csv",
+    log:
+        f"{GRID}/runs.log",
+    script:
+        "../scripts/collect.py"
+
+
+rule tables:
+    input:
+        runs=f"{GRID}/runs.csv",
+        code=f"{PACKAGE}/tables.py",
+    output:
+        multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
+    log:
+        f"{GRID}/tables.log",
+    shell:
+        f"{LINVIT} tables {{input.runs:q}} --out {GRID} 2> {{log:q}}"
+
+
+rule figure:
+    input:
+        runs=f"{GRID}/runs.csv",
+        code=f"{PACKAGE}/figures.py",
+    output:
+        multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
+    log:
+        f"{GRID}/{{figure}}.log",
+    shell:
+        f"{LINVIT} figure {{wildcards.figure}} {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"
+
+
+rule claims:
+    input:
+        runs=f"{GRID}/runs.csv",
+        code=f"{PACKAGE}/claims.py",
+    output:
+        f"{GRID}/claims.md",
+    log:
+        f"{GRID}/claims.log",
+    shell:
+        f"{LINVIT} claims {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"

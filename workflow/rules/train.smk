@@ -1,0 +1,19 @@
+# One job a run. The run's resolved settings are its parameters: they alone decide whether it is trained again.
+
+
+rule train:
+    input:
+        data=lambda wildcards: data_of(RUNS[wildcards.run]),
+        source=lambda wildcards: source_of(RUNS[wildcards.run]),
+    output:
+        f"{RESULTS}/runs/{{run}}/metrics.json",
+    log:
+        f"{RESULTS}/runs/{{run}}/train.log",
+    params:
+        spec=lambda wildcards: RUNS[wildcards.run].to_json(),
+    threads: 1
+    resources:
+        mem_mb=1500,
+    shell:
+        f"{LINVIT} train {{params.spec:q}} --out $(dirname {{output:q}}) --sources {RESULTS}/sources"
+        f" --data {STUDY.data} --threads {{threads}} 2>> {{log:q}}"
