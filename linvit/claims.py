@@ -5,15 +5,31 @@ differences in top-1 (percentage points) and decides by a rule that the page sta
 to decide is called not testable, never a failure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from linvit.evidence import (
+    ABOUT_EQUAL,
+    EXACT_PAIRS,
+    GREATER,
+    NO_GAIN,
+    NOT_WORSE,
+    RESAMPLES,
+    RULES,
+    Decision,
+    Effect,
+    Rule,
+    Verdict,
+    effect_of,
+    interval,
+    p_value,
+    points,
+    with_interval,
+)
 from linvit.files import write_text
 from linvit.results import (
     DATASETS,
@@ -29,45 +45,9 @@ from linvit.results import (
     sizes_in_order,
 )
 
-ALPHA = 0.05
-CONFIDENCE = 0.95
-MARGIN = 1.0
-"""Points of top-1 within which two initialisations count as about equal."""
 MIN_SHARE = 0.5
-EXACT_PAIRS = 16
-"""Up to this many pairs every choice of signs is tried; above, `RESAMPLES` random ones."""
-RESAMPLES = 9_999
 CELL = ["dataset", "size", "source"]
 KEYS = [*CELL, "variant", "seed"]
-
-
-class Verdict(StrEnum):
-    HOLDS = "holds"
-    FAILS = "does not hold"
-    UNTESTABLE = "not testable on this grid"
-
-
-@dataclass(frozen=True)
-class Effect:
-    """Paired differences in points: mean, t-interval and p of a sign-flip test; NaN where n is too small."""
-
-    n: int
-    mean: float
-    low: float
-    high: float
-    p: float
-
-
-Decision = tuple[Verdict, str]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them."""
-
-    text: str
-    alternative: str
-    decide: Callable[[Effect], Decision]
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,7 @@ class Comparison:
         verdict, reason = self.rule.decide(effect) if effect.n else nothing
         table = _by_variant(pairs, lambda part: _effect_row(effect_of(part["difference"], self.rule.alternative)))
         title = f"{self.a} {MINUS} {self.b}" + "".join(f" ({VARIANTS[variant]})" for variant in self.variants)
-        return Finding(title, _with_interval(effect), _p(effect.p), table, verdict, reason)
+        return Finding(title, with_interval(effect), p_value(effect.p), table, verdict, reason)
 
 
 @dataclass(frozen=True)
@@ -144,7 +124,7 @@ class Share:
 
     def _row(self, gains: pd.DataFrame) -> dict[str, str]:
         part, whole = gains["difference_part"].mean(), gains["difference_whole"].mean()
-        row = {f"Gain of {self.part}": _points(part), f"Gain of {self.whole}": _points(whole)}
+        row = {f"Gain of {self.part}": points(part), f"Gain of {self.whole}": points(whole)}
         share = _share(gains)
         return {**row, "Share": MISSING if np.isnan(share) else f"{share:.2f}", "n": str(len(gains))}
 
@@ -169,78 +149,11 @@ class Judgement:
         return next(v for v in (Verdict.FAILS, Verdict.UNTESTABLE, Verdict.HOLDS) if v in verdicts)
 
 
-def _greater(effect: Effect) -> Decision:
-    least = 0.5**effect.n
-    if least >= ALPHA:
-        return Verdict.UNTESTABLE, f"with n = {effect.n} the smallest attainable p is {least:.3g}"
-    if effect.mean <= 0:
-        return Verdict.FAILS, f"the pooled difference, {_points(effect.mean)} points, is not positive"
-    if effect.p < ALPHA:
-        return Verdict.HOLDS, f"the pooled difference is {_points(effect.mean)} points with p below {ALPHA}"
-    return Verdict.FAILS, f"the pooled difference is {_points(effect.mean)} points with p not below {ALPHA}"
-
-
-def _no_gain(effect: Effect) -> Decision:
-    if effect.low > 0:
-        return Verdict.FAILS, "the whole interval is above 0: a reliable gain"
-    if effect.high < MARGIN:
-        return Verdict.HOLDS, f"the interval reaches 0 or below and stays under a gain of {MARGIN} points"
-    return _too_wide(effect)
-
-
-def _about_equal(effect: Effect) -> Decision:
-    if effect.low > -MARGIN and effect.high < MARGIN:
-        return Verdict.HOLDS, f"the whole interval is within ±{MARGIN} points"
-    if (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN:
-        return Verdict.FAILS, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points"
-    return _too_wide(effect)
-
-
-def _not_worse(effect: Effect) -> Decision:
-    if effect.low > -MARGIN:
-        return Verdict.HOLDS, f"the whole interval is above {MINUS}{MARGIN} points"
-    if effect.high < 0 and effect.mean < -MARGIN:
-        return Verdict.FAILS, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points"
-    return _too_wide(effect)
-
-
-def _too_wide(effect: Effect) -> Decision:
-    wide = "the interval is too wide for the rule to decide"
-    return Verdict.UNTESTABLE, wide if effect.n > 1 else "a single pair has no interval"
-
-
-GREATER = Rule(
-    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; not testable where "
-    f"n is so small that even n differences of one sign give p = 2⁻ⁿ ≥ {ALPHA}; otherwise does not hold.",
-    "greater",
-    _greater,
-)
-NO_GAIN = Rule(
-    "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
-    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain.",
-    "greater",
-    _no_gain,
-)
-ABOUT_EQUAL = Rule(
-    f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
-    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided.",
-    "two-sided",
-    _about_equal,
-)
-NOT_WORSE = Rule(
-    f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
-    f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
-    "is one-sided, for a loss.",
-    "less",
-    _not_worse,
-)
 CAVEAT = (
     "Several tests at the 5 % level on one data set do not replace the paper's full grid of seven data sets and up to "
     "three sizes. Each test alone takes chance for an effect one time in twenty, and nothing here corrects for their "
     "number. A verdict says what these runs support, no more."
 )
-RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
-
 RANDOM, MIMETIC, COPY, MLPCOPY, FULLCOPY = map(Side, ("random", "mimetic", "copy", "mlpcopy", "fullcopy"))
 RANDOM_D, COPY_D, MLPCOPY_D, FULLCOPY_D = (Side(side.start, distill=True) for side in (RANDOM, COPY, MLPCOPY, FULLCOPY))
 
@@ -309,29 +222,6 @@ def paired(runs: pd.DataFrame, a: Side, b: Side) -> pd.DataFrame:
     return pairs.assign(difference=pairs["top1_a"] - pairs["top1_b"])[[*KEYS, "difference"]]
 
 
-def effect_of(differences: Iterable[float], alternative: str) -> Effect:
-    """Mean, 95 % t-interval and sign-flip permutation test of paired differences.
-
-    The test is exact up to `EXACT_PAIRS` pairs and a seeded Monte Carlo above.
-    """
-    values = np.asarray(differences, dtype=float)
-    n, mean = len(values), float(values.mean()) if len(values) else np.nan
-    if n < 2:
-        return Effect(n, mean, np.nan, np.nan, np.nan)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values)
-    test = stats.permutation_test(
-        (values,),
-        lambda signed, axis: signed.mean(axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=2**n if n <= EXACT_PAIRS else RESAMPLES,
-        batch=1_000,
-        alternative=alternative,
-        rng=np.random.default_rng(0),
-    )
-    return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
-
-
 def _top1_of(runs: pd.DataFrame, side: Side) -> pd.DataFrame:
     mask = (runs["variant"] != "softmax") & (runs["start"] == side.start) & (runs["distill"] == side.distill)
     return runs.loc[mask, [*KEYS, "top1"]]
@@ -352,27 +242,8 @@ def _by_variant(pairs: pd.DataFrame, row_of: Callable[[pd.DataFrame], dict[str, 
 
 
 def _effect_row(effect: Effect) -> dict[str, str]:
-    row = {"Difference": _points(effect.mean), "95 % interval": _interval(effect)}
-    return {**row, "n": str(effect.n), "p": _p(effect.p)}
-
-
-def _points(value: float) -> str:
-    # Adding zero turns a rounded -0.0 into 0.0.
-    return MISSING if np.isnan(value) else f"{round(value, 2) + 0:+.2f}".replace("-", MINUS)
-
-
-def _interval(effect: Effect) -> str:
-    return MISSING if np.isnan(effect.low) else f"[{_points(effect.low)}, {_points(effect.high)}]"
-
-
-def _with_interval(effect: Effect) -> str:
-    return _points(effect.mean) + ("" if np.isnan(effect.low) else f" {_interval(effect)}")
-
-
-def _p(p: float) -> str:
-    if np.isnan(p):
-        return MISSING
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    row = {"Difference": points(effect.mean), "95 % interval": interval(effect)}
+    return {**row, "n": str(effect.n), "p": p_value(effect.p)}
 
 
 def _introduction(runs: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -42,13 +43,11 @@ COLORS = {
 MARKERS = {"random": "o", "mimetic": "s", "impulse": "^", "copy": "D"}
 ATTENTION_ONLY = ("random", "mimetic", "impulse", "copy")
 COMPONENTS = ("random", "copy", "mlpcopy", "fullcopy")
-STYLE = {
+STYLE = sns.axes_style("whitegrid") | {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
@@ -110,7 +109,10 @@ def fig4(runs: pd.DataFrame, source: str | None = None) -> Figure:
             _ticks(ax, [label(start) for start in starts], is_empty=panel.empty)
         handles = [Patch(facecolor="#888888", label="without Distill")] if starts else []
         handles += [Patch(**_block("#888888", kind), label=BLOCK_NAMES[kind]) for kind in BLOCKS if kind in drawn]
-        note = f"Bars start at each axis' lower end, not at zero. {note}; {_seeds_note(students)}"
+        note = (
+            "Bars start at each axis' lower end, not at zero; numbers are the gains with Distill in points.\n"
+            f"{note}; {_seeds_note(students)}"
+        )
         _finish(figure, handles, reference, "Top-1 accuracy (%), truncated axis", note)
     return figure
 

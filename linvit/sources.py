@@ -80,7 +80,9 @@ def load(folder: Path) -> Weights:
         manifest = json.loads((folder / MANIFEST).read_text())
         _check_sha256(folder / WEIGHTS, manifest["weights_sha256"], str(folder / WEIGHTS))
     except FileNotFoundError as error:
-        raise SourceError(f"{error.filename}: not found; prepare it with the rule 'source'") from None
+        raise SourceError(
+            f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
+        ) from None
     return Weights(read_checkpoint(folder / WEIGHTS), tuple(manifest["grid_size"]))
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import linvit
 from linvit.config import ConfigError, read_yaml, study_from
 from linvit.grid import expand as expand_grid, sources_of
+from snakemake.settings.types import DeploymentMethod
 
 try:
+    # Snakemake's own reader silently keeps the last of two equal keys; this one refuses them.
     for path in workflow.configfiles:
-        read_yaml(path)  # refuses duplicate keys, which Snakemake's own reader drops silently
+        read_yaml(path)
     STUDY = study_from(config, " + ".join(map(str, workflow.configfiles)))
     RUNS = expand_grid(STUDY)
 except ConfigError as error:
@@ -19,10 +21,28 @@ DATASETS = {name: entry.settings() for name, entry in STUDY.datasets.items()}
 
 RESULTS = STUDY.results
 GRID = f"{RESULTS}/grids/{STUDY.grid}"
-LINVIT = f"{sys.executable} -m linvit"
 PACKAGE = Path(linvit.__file__).parent
+ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
+if DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method:
+    LINVIT = f"PYTHONPATH={PACKAGE.parent} python -m linvit"
+else:
+    LINVIT = f"{sys.executable} -m linvit"
 
 
 wildcard_constraints:
     run=r".+/seed\d+",
     figure=r"\w+",
+
+
+def data_of(run):
+    """The manifest of a run's data set."""
+    return ancient(f"{RESULTS}/data/{run.dataset.name}.json") if run else []
+
+
+def source_of(run):
+    """The manifest of a run's source."""
+    return (
+        ancient(f"{RESULTS}/sources/{run.source.folder}/source.json")
+        if run.source
+        else []
+    )

@@ -23,6 +23,8 @@ rule runs:
         f"{GRID}/runs.csv",
     log:
         f"{GRID}/runs.log",
+    conda:
+        ENVIRONMENT
     script:
         "../scripts/collect.py"
 
@@ -35,6 +37,8 @@ rule tables:
         multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
     log:
         f"{GRID}/tables.log",
+    conda:
+        ENVIRONMENT
     shell:
         f"{LINVIT} tables {{input.runs:q}} --out {GRID} 2> {{log:q}}"
 
@@ -47,6 +51,8 @@ rule figure:
         multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
     log:
         f"{GRID}/{{figure}}.log",
+    conda:
+        ENVIRONMENT
     shell:
         f"{LINVIT} figure {{wildcards.figure}} {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"
 
@@ -59,5 +65,7 @@ rule claims:
         f"{GRID}/claims.md",
     log:
         f"{GRID}/claims.log",
+    conda:
+        ENVIRONMENT
     shell:
         f"{LINVIT} claims {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"

@@ -9,11 +9,13 @@ rule train:
         f"{RESULTS}/runs/{{run}}/metrics.json",
     log:
         f"{RESULTS}/runs/{{run}}/train.log",
-    params:
-        spec=lambda wildcards: RUNS[wildcards.run].to_json(),
+    conda:
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=1500,
+    params:
+        spec=lambda wildcards: RUNS[wildcards.run].to_json(),
     shell:
         f"{LINVIT} train {{params.spec:q}} --out $(dirname {{output:q}}) --sources {RESULTS}/sources"
         f" --data {STUDY.data} --threads {{threads}} 2>> {{log:q}}"

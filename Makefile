@@ -1,0 +1,35 @@
+# The project's commands. Each sets up what it needs in a virtual environment of its own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SNAKEMAKE := $(BIN)/snakemake --profile workflow/profiles/local
+
+.PHONY: help install demo mini test check clean
+
+help:            ## list the commands
+	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(VENV)/.installed  ## the package and its tools, in a virtual environment
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo mini: install  ## run a grid on the embedded images and print its table (demo: minutes; mini: an hour)
+	$(SNAKEMAKE) --config grid=$@
+	@cat results/grids/$@/top1.md
+	@echo "figures: results/grids/$@/fig2.png results/grids/$@/fig4.png   claims: results/grids/$@/claims.md"
+
+test: install    ## all tests
+	$(BIN)/python -m pytest
+
+check: install   ## style, import order, workflow
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+clean:           ## remove everything that can be made again, results included
+	rm -rf $(VENV) .snakemake results/data results/grids results/runs results/sources

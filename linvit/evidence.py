@@ -1,0 +1,161 @@
+"""Paired differences and what they decide: effect sizes, sign-flip tests and the rules that make verdicts.
+
+A rule says what must be seen for a statement to hold and for it not to hold; what the data are too few to decide
+is not testable, never a failure.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy import stats
+
+from linvit.results import MINUS, MISSING
+
+ALPHA = 0.05
+CONFIDENCE = 0.95
+MARGIN = 1.0
+"""Points of top-1 within which two initialisations count as about equal."""
+EXACT_PAIRS = 16
+"""Up to this many pairs every choice of signs is tried; above, `RESAMPLES` random ones."""
+RESAMPLES = 9_999
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNTESTABLE = "not testable on this grid"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Paired differences in points: mean, t-interval and p of a sign-flip test; NaN where n is too small."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+Decision = tuple[Verdict, str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them."""
+
+    text: str
+    alternative: str
+    decide: Callable[[Effect], Decision]
+
+
+def effect_of(differences: Iterable[float], alternative: str) -> Effect:
+    """Mean, 95 % t-interval and sign-flip permutation test of paired differences.
+
+    The test is exact up to `EXACT_PAIRS` pairs and a seeded Monte Carlo above.
+    """
+    values = np.asarray(differences, dtype=float)
+    n, mean = len(values), float(values.mean()) if len(values) else np.nan
+    if n < 2:
+        return Effect(n, mean, np.nan, np.nan, np.nan)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values)
+    test = stats.permutation_test(
+        (values,),
+        lambda signed, axis: signed.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**n if n <= EXACT_PAIRS else RESAMPLES,
+        batch=1_000,
+        alternative=alternative,
+        rng=np.random.default_rng(0),
+    )
+    return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
+
+
+def _greater(effect: Effect) -> Decision:
+    least = 0.5**effect.n
+    if least >= ALPHA:
+        return Verdict.UNTESTABLE, f"with n = {effect.n} the smallest attainable p is {least:.3g}"
+    if effect.mean <= 0:
+        return Verdict.FAILS, f"the pooled difference, {points(effect.mean)} points, is not positive"
+    if effect.p < ALPHA:
+        return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with p below {ALPHA}"
+    return Verdict.FAILS, f"the pooled difference is {points(effect.mean)} points with p not below {ALPHA}"
+
+
+def _no_gain(effect: Effect) -> Decision:
+    if effect.low > 0:
+        return Verdict.FAILS, "the whole interval is above 0: a reliable gain"
+    if effect.high < MARGIN:
+        return Verdict.HOLDS, f"the interval reaches 0 or below and stays under a gain of {MARGIN} points"
+    return _too_wide(effect)
+
+
+def _about_equal(effect: Effect) -> Decision:
+    if effect.low > -MARGIN and effect.high < MARGIN:
+        return Verdict.HOLDS, f"the whole interval is within ±{MARGIN} points"
+    if (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN:
+        return Verdict.FAILS, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points"
+    return _too_wide(effect)
+
+
+def _not_worse(effect: Effect) -> Decision:
+    if effect.low > -MARGIN:
+        return Verdict.HOLDS, f"the whole interval is above {MINUS}{MARGIN} points"
+    if effect.high < 0 and effect.mean < -MARGIN:
+        return Verdict.FAILS, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points"
+    return _too_wide(effect)
+
+
+def _too_wide(effect: Effect) -> Decision:
+    wide = "the interval is too wide for the rule to decide"
+    return Verdict.UNTESTABLE, wide if effect.n > 1 else "a single pair has no interval"
+
+
+GREATER = Rule(
+    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; not testable where "
+    f"n is so small that even n differences of one sign give p = 2⁻ⁿ ≥ {ALPHA}; otherwise does not hold.",
+    "greater",
+    _greater,
+)
+NO_GAIN = Rule(
+    "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
+    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain.",
+    "greater",
+    _no_gain,
+)
+ABOUT_EQUAL = Rule(
+    f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
+    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided.",
+    "two-sided",
+    _about_equal,
+)
+NOT_WORSE = Rule(
+    f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
+    f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
+    "is one-sided, for a loss.",
+    "less",
+    _not_worse,
+)
+RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
+
+
+def points(value: float) -> str:
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return MISSING if np.isnan(value) else f"{round(value, 2) + 0:+.2f}".replace("-", MINUS)
+
+
+def interval(effect: Effect) -> str:
+    return MISSING if np.isnan(effect.low) else f"[{points(effect.low)}, {points(effect.high)}]"
+
+
+def with_interval(effect: Effect) -> str:
+    return points(effect.mean) + ("" if np.isnan(effect.low) else f" {interval(effect)}")
+
+
+def p_value(p: float) -> str:
+    if np.isnan(p):
+        return MISSING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
