@@ -32,7 +32,7 @@ def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path,
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
     `metrics.json`. A run that was interrupted goes on from its checkpoint.
     """
-    start = time.perf_counter()
+    start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = data.read(spec.dataset, "train", data_root) if spec.init.train else None
@@ -77,7 +77,7 @@ def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path,
         "peak_memory_bytes": peak_memory_bytes(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": {package: version(package) for package in PACKAGES},
-        "commit": git_commit(),
+        "commit": commit,
     }
     write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     (folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -114,9 +114,8 @@ def prepare_source(source: Source, folder: Path, *, data_root: Path, workers: in
 
 def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
     """The trained parameters as safetensors, with the spec in the file's metadata."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with replacing(path) as temporary:
-        sources.save_file(tensors, temporary, metadata={"spec": spec.to_json()})
+        temporary.write_bytes(sources.to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
 
 
 def best_of(history: list[dict]) -> dict | None:

@@ -11,7 +11,7 @@ import timm
 import timm.models
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from linvit.config import Size
@@ -63,8 +63,7 @@ def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict
     check(weights, source.size, source.folder)
     metadata = {"name": source.folder, "grid_size": list(weights.grid_size), **origin}
     with replacing(folder / WEIGHTS) as temporary:
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, temporary, metadata={"linvit": json.dumps(metadata)})
+        temporary.write_bytes(to_safetensors(tensors, {"linvit": json.dumps(metadata)}))
     manifest = {**metadata, "weights_sha256": sha256_of(folder / WEIGHTS)}
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     return manifest
@@ -84,6 +83,10 @@ def load(folder: Path) -> Weights:
             f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
         ) from None
     return Weights(read_checkpoint(folder / WEIGHTS), tuple(manifest["grid_size"]))
+
+
+def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
