@@ -6,6 +6,7 @@ and the step alone, never on the number of workers or on what ran before.
 """
 
 import gzip
+import logging
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from torchvision.transforms.v2 import functional as F
 from linvit.augment import RandomResizedCrop, color_jitter, random_flip
 from linvit.config import Dataset, Recipe, Size
 from linvit.files import resource
+
+log = logging.getLogger(__name__)
 
 Batch = tuple[Tensor, Tensor]
 Stream = Callable[..., int]
@@ -164,6 +167,12 @@ def training_batches(
     workers: int = 0,
 ) -> Batches:
     """The augmented training set; `stream` seeds order and augmentation."""
+    if recipe.batch_size > len(data):
+        log.warning(
+            "batch_size %d exceeds the %d images: one smaller step an epoch, at the same learning rate",
+            recipe.batch_size,
+            len(data),
+        )
     per_image = recipe.auto_augment or recipe.random_erasing
     if isinstance(data, Images) and not per_image:
         return ArrayBatches(data, dataset, recipe, size, stream, device)
