@@ -6,6 +6,8 @@ Dosovitskiy et al. 2021 [arXiv:2010.11929].
 import timm.layers
 from torch import Tensor
 
+from linvit.attention.base import linear
+
 
 class SoftmaxAttention(timm.layers.Attention):
     """softmax(q k^T / sqrt(d)) v, computed by timm (fused where the hardware has it)."""
@@ -22,6 +24,9 @@ class SoftmaxAttention(timm.layers.Attention):
         qkv_bias: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, qkv_bias=qkv_bias)
+        # timm leaves a ViT's own start to the ViT, which an attention that is swapped in later misses.
+        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = linear(dim, dim)
 
     def attention_map(self, x: Tensor) -> Tensor:
         """[B, N, C] -> the map [B, H, N, N]; rows sum to 1."""
