@@ -358,7 +358,7 @@ def resolve_class(target: str) -> type:
     """The class that `package.module:Class` names."""
     try:
         return pkgutil.resolve_name(target)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"target {target!r} cannot be imported: {error}") from None
 
 

@@ -22,7 +22,7 @@ class AttentionDistillation:
     """
 
     def __init__(self, teacher: VisionTransformer, student: VisionTransformer, settings: Distill) -> None:
-        _check_alike(teacher, student)
+        _check_alike(teacher, student, settings.target)
         if settings.weight is None:
             raise ValueError("a distillation loss needs a weight")
         self.teacher = teacher.requires_grad_(False).eval()
@@ -31,8 +31,6 @@ class AttentionDistillation:
         self.capture = {"output": _output, "map": _map}[settings.target]
         # Tokens that only the teacher has come first; for maps they would also be keys.
         self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
-        if settings.target == "map" and self.extra_tokens:
-            raise ValueError("map distillation needs a student with the teacher's prefix tokens")
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
         self._hooks = [
@@ -42,14 +40,14 @@ class AttentionDistillation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """lambda x L_distill for the images [B, 3, H, W] that the student has just seen; a scalar."""
+        of_student = _emptied(self._of_student)
+        if len(of_student) != len(self.teacher.blocks):
+            raise RuntimeError("run the student in training mode on these images first, once for each call")
+        self._of_teacher.clear()  # of passes that someone else made
         with torch.no_grad():
             self.teacher.forward_features(images)
-        pairs = list(zip(self._of_student, self._of_teacher, strict=True))
-        if not pairs:
-            raise RuntimeError("run the student in training mode on these images first")
+        pairs = zip(of_student, _emptied(self._of_teacher), strict=True)
         losses = torch.stack([F.mse_loss(s.float(), t[:, self.extra_tokens :].float()) for s, t in pairs])
-        self._of_student.clear()
-        self._of_teacher.clear()
         return self.weight * getattr(losses, self.reduction)()
 
     def remove(self) -> None:
@@ -74,11 +72,26 @@ def _map(attn: nn.Module, x: Tensor, output: Tensor) -> Tensor:
     return attn.attention_map(x)
 
 
-def _check_alike(teacher: VisionTransformer, student: VisionTransformer) -> None:
-    for what, of_teacher, of_student in (
-        ("blocks", len(teacher.blocks), len(student.blocks)),
-        ("width", teacher.embed_dim, student.embed_dim),
-        ("grid", teacher.patch_embed.grid_size, student.patch_embed.grid_size),
-    ):
+def _emptied(record: list[Tensor]) -> list[Tensor]:
+    """What was recorded, the record starting anew."""
+    recorded = record.copy()
+    record.clear()
+    return recorded
+
+
+def _check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
+    alike = {
+        "blocks": (len(teacher.blocks), len(student.blocks)),
+        "width": (teacher.embed_dim, student.embed_dim),
+        "grid": (teacher.patch_embed.grid_size, student.patch_embed.grid_size),
+    }
+    if target == "map":
+        alike["heads"] = (teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads)
+        alike["prefix tokens"] = (teacher.num_prefix_tokens, student.num_prefix_tokens)
+    for what, (of_teacher, of_student) in alike.items():
         if of_teacher != of_student:
             raise ValueError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
+    if student.num_prefix_tokens > teacher.num_prefix_tokens:
+        raise ValueError(
+            f"the student has {student.num_prefix_tokens} prefix tokens, the teacher only {teacher.num_prefix_tokens}"
+        )

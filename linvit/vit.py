@@ -61,8 +61,11 @@ def _operator_for(vit: VisionTransformer, block: nn.Module, operator: type, vari
             qkv_bias=old.qkv.bias is not None,
             **variant.kwargs,
         ).to(old.qkv.weight)
-    except TypeError as error:
-        raise ConfigError(f"variants.{variant.name}: {variant.target} refused its arguments: {error}") from error
+    except GeometryError:
+        raise
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"variants.{variant.name}: {variant.target} refused its arguments: {reason}") from error
 
 
 def fix_positions(vit: VisionTransformer) -> None:

@@ -24,10 +24,10 @@ def initialize(student: VisionTransformer, init: Init, weights: Weights | None, 
 def steps(init: Init, weights: Weights | None, seed: int) -> list[Step]:
     """The steps that an initialisation is made of. `seed` feeds the analytic ones."""
     chosen: list[Step] = []
-    if init.analytic:
-        chosen.append({"mimetic": Mimetic, "impulse": Impulse}[init.analytic](seed))
     if init.copied:
         if weights is None:
             raise CopyError(f"init {init.name!r} copies {', '.join(init.copied)}, but no source was given")
         chosen.append(CopyWeights(weights, frozenset(init.copied)))
+    if init.analytic:  # after the copies: Impulse is solved for the positions that the student ends up with
+        chosen.append({"mimetic": Mimetic, "impulse": Impulse}[init.analytic](seed))
     return chosen
