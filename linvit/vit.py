@@ -43,7 +43,7 @@ def linearize(vit: VisionTransformer, variant: Variant) -> VisionTransformer:
     operator = resolve_class(variant.target)
     attentions = [_operator_for(vit, block, operator, variant) for block in vit.blocks]
     for block, attention in zip(vit.blocks, attentions, strict=True):
-        block.attn = attention
+        block.attn = attention.train(block.attn.training)
     return vit
 
 

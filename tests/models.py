@@ -14,7 +14,7 @@ from linvit.attention.ttt import TttAttention
 from linvit.config import Size, Variant, load_study
 from linvit.grid import SOFTMAX
 from linvit.sources import Weights
-from linvit.vit import build_vit
+from linvit.vit import build_vit, fix_positions, linearize
 
 STUDY = load_study(Path(__file__).parents[1] / "config.yaml")
 SIZE = Size(name="two-blocks", dim=16, depth=2, heads=2, patch_size=4, image_size=16)
@@ -71,6 +71,23 @@ def student(variant: str | Variant, size: Size = SIZE, *, seed: int = 0, **optio
     if fixed is not None:
         vit.pos_embed.data.copy_(fixed)
     return vit
+
+
+def on_grid(
+    variant: str | None, grid: tuple[int, int], *, dim: int = 16, heads: int = 2, **options
+) -> VisionTransformer:
+    """A timm ViT with a variant's skeleton on any grid, linearised; without a variant, timm's own as it is."""
+    chosen = STUDY.variants[variant or "softmax"]
+    torch.manual_seed(0)
+    skeleton = {"class_token": chosen.class_token, "global_pool": chosen.pool, "fc_norm": False, **options}
+    vit = VisionTransformer(
+        img_size=(4 * grid[0], 4 * grid[1]),
+        patch_size=4,
+        **{"embed_dim": dim, "depth": 2, "num_heads": heads, "num_classes": 3, **skeleton},
+    )
+    if variant and chosen.positions == "sincos":
+        fix_positions(vit)
+    return linearize(vit, chosen) if variant else vit
 
 
 def source(size: Size = SIZE, *, seed: int = 100, num_classes: int = 7) -> Weights:

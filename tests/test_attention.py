@@ -299,6 +299,8 @@ def test_a_wrong_number_of_tokens_is_refused(name, change):
         ("ttt", {"num_prefix_tokens": 5}, "patch tokens only, got num_prefix_tokens=5; .*class_token=False"),
         ("mhla", {"grid": (4, 6), "window": 4}, "windows of 4 tokens do not tile a 4x6 grid"),
         ("mhla", {"grid": (2, 4), "window": 4}, "windows of 4 tokens do not tile a 2x4 grid"),
+        ("mhla", {"grid": (4, 4), "window": 0}, "windows of 0 tokens do not tile a 4x4 grid"),
+        ("mhla", {"grid": (4, 4), "window": -2}, "windows of -2 tokens do not tile a 4x4 grid"),
         ("mhla", {"grid": (7, 7), "window": None}, "windows of 3 tokens do not tile a 7x7 grid"),
         ("relu", {"dim": 8, "heads": 3}, "dim 8 is not a multiple of num_heads 3"),
     ],
@@ -379,6 +381,17 @@ def test_relu_gives_nothing_rather_than_nan_to_a_query_without_positive_entries(
     exact(output.float(), operator.proj.bias.to(precision).float().expand_as(output), 1e-3)
     assert x.grad.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in operator.parameters())
+
+
+@pytest.mark.parametrize("name", models.OPERATORS)
+def test_tokens_of_zeros_have_finite_gradients(name):
+    # Every norm, sum and division meets its zero: at their start the projections have no bias.
+    operator = models.operator(name, scale=None).float()
+    x = torch.zeros_like(models.tokens(operator, (2, 4))).requires_grad_()
+    output = operator(x)
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert all(tensor.grad.isfinite().all() for tensor in (x, *operator.parameters()))
 
 
 @pytest.mark.parametrize("name", models.OPERATORS)

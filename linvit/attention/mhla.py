@@ -41,8 +41,8 @@ class MhlaAttention(Attention):
         super().__init__(dim, num_heads, **skeleton)
         self._refuse_prefix_tokens()
         rows, columns = self.grid_size
-        self.window = window or max(1, min(rows, columns) // 2)
-        if rows % self.window or columns % self.window:
+        self.window = max(1, min(rows, columns) // 2) if window is None else window
+        if self.window < 1 or rows % self.window or columns % self.window:
             raise GeometryError(f"MhlaAttention: windows of {self.window} tokens do not tile a {rows}x{columns} grid")
         self.windows = (rows // self.window, columns // self.window)
         self.block_mix = nn.Linear(math.prod(self.windows), math.prod(self.windows), bias=False)

@@ -41,11 +41,13 @@ class CopyWeights:
 
     @torch.no_grad()
     def __call__(self, student: VisionTransformer) -> None:
-        for target, name, value in self.pairs(student):
+        pairs = self.pairs(student)
+        for target, name, value in pairs:  # all of them before the first is written
             if target.shape != value.shape:
                 raise CopyError(
                     f"{name}: the source's shape {list(value.shape)} is not the student's {list(target.shape)}"
                 )
+        for target, _, value in pairs:
             target.copy_(value)
 
     def pairs(self, student: VisionTransformer) -> list[tuple[Tensor, str, Tensor]]:
