@@ -7,7 +7,6 @@ All draws come from the generator that is passed in, so that they can be repeate
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 from torchvision.transforms.v2.functional import rgb_to_grayscale
 
@@ -25,11 +24,10 @@ class RandomResizedCrop:
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """[B, C, H, W] -> [B, C, size, size]."""
-        top, left, height, width = self.boxes(len(images), images.shape[-2:], generator).to(images).unbind(1)
-        y = _sample_positions(top, height, self.size, images.shape[-2])
-        x = _sample_positions(left, width, self.size, images.shape[-1])
-        grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
-        return F.grid_sample(images, grid, self.interpolation, "border", align_corners=True)
+        top, left, height, width = self.boxes(len(images), images.shape[-2:], generator).to(images.device).unbind(1)
+        rows = _resampling(top, height, self.size, images.shape[-2], self.interpolation)
+        columns = _resampling(left, width, self.size, images.shape[-1], self.interpolation)
+        return rows[:, None] @ images @ columns[:, None].mT
 
     def boxes(self, n: int, image_size: tuple[int, int], generator: Generator) -> Tensor:
         """[n, 4] integers: top, left, height, width, the first of ten tries that fits, else a central crop."""
@@ -56,12 +54,34 @@ class RandomResizedCrop:
         return float(height), float(width)
 
 
-def _sample_positions(start: Tensor, length: Tensor, size: int, extent: int) -> Tensor:
-    """[B, size] coordinates in [-1, 1] of a crop's resized pixels along one side, never outside of the crop."""
+def _resampling(start: Tensor, length: Tensor, size: int, extent: int, interpolation: str) -> Tensor:
+    """[B, size, extent] matrices that resize `length` pixels from `start` on, along one side, to `size` pixels.
+
+    What lies outside of the crop is as if its border went on, as when a cropped image is resized.
+    """
     centres = (torch.arange(size, device=start.device) + 0.5) / size
-    pixels = start[:, None] - 0.5 + length[:, None] * centres
-    pixels = pixels.clamp(start[:, None], (start + length - 1)[:, None])
-    return 2 * pixels / max(extent - 1, 1) - 1
+    position = length[:, None] * centres - 0.5
+    first = position.floor()
+    matrix = torch.zeros(len(start), size, extent, device=start.device)
+    for tap in (0, 1) if interpolation == "bilinear" else (-1, 0, 1, 2):
+        weight = KERNELS[interpolation]((position - first - tap).abs())
+        pixel = (first.long() + tap).clamp(torch.zeros_like(length)[:, None], length[:, None] - 1)
+        matrix.scatter_add_(2, (start[:, None] + pixel)[..., None], weight[..., None])
+    return matrix
+
+
+def _linear(distance: Tensor) -> Tensor:
+    return 1 - distance
+
+
+def _cubic(distance: Tensor, a: float = -0.75) -> Tensor:
+    """Keys' kernel, with torch's parameter."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return torch.where(distance <= 1, near, far)
+
+
+KERNELS = {"bilinear": _linear, "bicubic": _cubic}
 
 
 def random_flip(images: Tensor, probability: float, generator: Generator) -> Tensor:

@@ -32,6 +32,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # Names become folders, so they hold neither separators nor a leading dot.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = NonNegativeInt
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
 """The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
@@ -153,8 +154,11 @@ class Dataset(Part):
     @model_validator(mode="after")
     def _has_one_reader(self) -> "Dataset":
         _exactly_one(self, ("torchvision", "folder", "npz", "idx"))
-        if self.torchvision and not isinstance(self.train, dict | None):
-            raise ValueError("train of a torchvision data set is a mapping of keyword arguments")
+        for split in ("train", "test"):
+            if self.torchvision and not isinstance(getattr(self, split), dict | None):
+                raise ValueError(f"{split} of a torchvision data set is a mapping of its keyword arguments")
+            if not self.torchvision and not isinstance(getattr(self, split), str | None):
+                raise ValueError(f"{split} of this data set is a name; keyword arguments are for torchvision")
         if len(self.mean) != len(self.std):
             raise ValueError("mean and std differ in length")
         return self
@@ -185,7 +189,7 @@ class Recipe(Part):
     batch_size: PositiveInt = 512
     lr: PositiveFloat = 2e-3
     min_lr: NonNegativeFloat = 1e-6
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegativeFloat = 0.05
     clip_grad: PositiveFloat | None = 3.0
     label_smoothing: Fraction = 0.1
@@ -296,6 +300,8 @@ class Study(Part):
             recipes = [dataset.recipe] if isinstance(dataset.recipe, str) else dataset.recipe.values()
             for recipe in recipes:
                 _known(f"datasets.{name}.recipe", recipe, self.recipes)
+            for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
+                _known(f"datasets.{name}.recipe", size, self.sizes)
         for name, sizes in self.sources.items():
             for size, source in sizes.items():
                 _known(f"sources.{name}", size, self.sizes)
@@ -319,11 +325,12 @@ def study_from(config: Mapping, origin: str = "config.yaml") -> Study:
         ConfigError: one line with the key, what was wrong and what is allowed.
     """
     try:
+        _refuse_exotic(config)
         # Through JSON, so that lists become tuples while a string never becomes a number.
         return Study.model_validate_json(json.dumps(_with_names(config)))
     except ValidationError as error:
         raise ConfigError(f"{origin}: {_one_line(error)}") from None
-    except (TypeError, ValueError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
 
 
@@ -341,17 +348,19 @@ def read_yaml(path: str | Path) -> Any:
         return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a text that is no UTF-8, a date that is none
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = sorted({key for key in keys if isinstance(key, str) and keys.count(key) > 1})
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """As written: once merge keys (`<<`) are resolved, an overridden key stands twice too."""
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key {twice[0]!r}", node.start_mark)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def resolve_class(target: str) -> type:
@@ -360,6 +369,21 @@ def resolve_class(target: str) -> type:
         return pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"target {target!r} cannot be imported: {error}") from None
+
+
+def _refuse_exotic(value: Any, where: str = "") -> None:
+    """Refuse what YAML reads from a slip of the pen: keys that are no text, dates, bytes."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{where or 'config'}: key {key!r} is read as {type(key).__name__}; quote it")
+            _refuse_exotic(entry, f"{where}.{key}" if where else key)
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            _refuse_exotic(entry, f"{where}.{index}")
+    elif not isinstance(value, str | int | float | None):
+        kind = type(value).__name__
+        raise ConfigError(f"{where}: {value!s} is read as a {kind}; allowed: text, numbers, true, false")
 
 
 def _with_names(config: Mapping) -> dict:
@@ -410,11 +434,12 @@ def _one_line(error: ValidationError) -> str:
 
 def _allowed_keys(location: tuple) -> list[str]:
     """The keys of the part at a place in the configuration, as a person writes them."""
-    part, tables = Study, {"sources": SourceEntry, "grids": Block}
+    part: type[Part] = Study
     if location:
-        part = tables.get(location[0]) or Study.model_fields[location[0]].annotation.__args__[1]
-    for step in location:
-        nested = part.model_fields.get(step) if isinstance(step, str) else None
-        if nested is not None:
-            part = {"train": TrainEntry, "distill": Distill}.get(step, part)
+        table, *path = location
+        # The first steps are names and numbers; what follows are keys of the entry.
+        part, depth = {"sources": (SourceEntry, 2), "grids": (Block, 2)}.get(table, (None, 1))
+        part = part or Study.model_fields[table].annotation.__args__[1]
+        for key in path[depth:]:
+            part = {"train": TrainEntry, "distill": Distill}.get(key, part)
     return [field.alias or key for key, field in part.model_fields.items() if key != "name"]

@@ -7,8 +7,11 @@ and the step alone, never on the number of workers or on what ran before.
 
 import gzip
 import logging
+import math
 import random
 import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file
@@ -17,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import timm.data
 import torch
 import torchvision.datasets
@@ -90,8 +94,11 @@ def _read_npz(dataset: Dataset, split: str, root: Path, download: bool) -> Image
     with as_file(resource(dataset.npz)) as path:
         if not path.is_file():
             raise _missing(dataset, path, "put the file there")
-        with np.load(path, allow_pickle=False) as arrays:
-            return _images(arrays[f"{split}_images"], arrays[f"{split}_labels"])
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return _images(arrays[f"{split}_images"], arrays[f"{split}_labels"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise _damaged(dataset, path, error) from error
 
 
 def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
@@ -100,17 +107,25 @@ def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Image
     for path in paths:
         if not path.is_file():
             raise _missing(dataset, path, "install it, for Fashion-MNIST Debian's package dataset-fashion-mnist")
-    return _images(*map(read_idx, paths))
+    images, labels = map(read_idx, paths)
+    return _images(images, labels)
 
 
 def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
     reader = getattr(torchvision.datasets, dataset.torchvision, None)
     if reader is None:
         raise DataError(f"data set {dataset.name!r}: torchvision.datasets has no {dataset.torchvision!r}")
+    arguments = getattr(dataset, split) or {}
     try:
-        data = reader(root, download=download, **(getattr(dataset, split) or {}))
-    except (RuntimeError, FileNotFoundError) as error:
+        data = reader(root, download=download, **arguments)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"data set {dataset.name!r}: torchvision's {dataset.torchvision} refused {arguments}: {_reason(error)}"
+        ) from error
+    except (RuntimeError, OSError) as error:
         how = f"run once with --config download=true, or put torchvision's {dataset.torchvision} files there"
+        if download:
+            how = f"the download failed ({_reason(error)}); put torchvision's {dataset.torchvision} files there"
         raise _missing(dataset, root, how) from error
     array = getattr(data, "data", None)
     if array is None:
@@ -122,25 +137,38 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
     folder = root / dataset.folder / (getattr(dataset, split) or {"train": "train", "test": "val"}[split])
     if not folder.is_dir():
         raise _missing(dataset, folder, "put one folder of images a class there (ImageNet's layout)")
-    data = torchvision.datasets.ImageFolder(folder)
+    try:
+        data = torchvision.datasets.ImageFolder(folder)
+    except FileNotFoundError as error:
+        raise DataError(f"data set {dataset.name!r}: {folder}: {_reason(error)}") from error
     if len(data.classes) != dataset.classes:
         raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {dataset.classes}")
     return data
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of unsigned bytes from a gzipped idx file, the format of MNIST and its kin."""
-    with gzip.open(path) as file:
-        _, kind, dimensions = struct.unpack(">HBB", file.read(4))
-        shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-        array = np.frombuffer(file.read(), np.uint8)
-    if kind != 8 or array.size != np.prod(shape):
-        raise DataError(f"{path}: not a whole idx file of unsigned bytes")
-    return array.reshape(shape)
+    """An array of unsigned bytes from a gzipped idx file, the format of MNIST and its kin.
+
+    Raises:
+        DataError: it is not a whole file of that kind.
+    """
+    try:
+        with gzip.open(path) as file:
+            _, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            array = np.frombuffer(file.read(), np.uint8)
+        if kind == 8:
+            return array.reshape(shape)
+        reason = f"elements of kind {kind}, not unsigned bytes"
+    except (OSError, ValueError, EOFError, struct.error, zlib.error) as error:
+        reason = _reason(error)
+    raise DataError(f"{path}: not a whole gzipped idx file: {reason}")
 
 
 def _images(array: np.ndarray, labels: np.ndarray) -> Images:
     """From [n, H, W], [n, H, W, C] or [n, C, H, W] bytes."""
+    if len(array) != len(labels):
+        raise DataError(f"{len(array)} images but {len(labels)} labels")
     images = torch.from_numpy(array.copy())
     if images.ndim == 3:
         images = images[:, None]
@@ -151,6 +179,14 @@ def _images(array: np.ndarray, labels: np.ndarray) -> Images:
 
 def _missing(dataset: Dataset, where: Path, how: str) -> DataError:
     return DataError(f"data set {dataset.name!r} not found: looked for {where}; to get it: {how}")
+
+
+def _damaged(dataset: Dataset, where: Path, error: Exception) -> DataError:
+    return DataError(f"data set {dataset.name!r}: {where} cannot be read: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --- batches ----------------------------------------------------------------------------------------------
@@ -246,7 +282,7 @@ class ArrayEvaluation:
     def prepare(self, images: Tensor) -> Tensor:
         side = self.size.image_size
         mode = F.InterpolationMode(self.recipe.interpolation)
-        images = F.resize(images, [round(side / self.recipe.eval_crop)], mode, antialias=True)
+        images = F.resize(images, [math.floor(side / self.recipe.eval_crop)], mode, antialias=True)
         images = F.center_crop(images, [side, side]).clamp(0, 1)
         return F.normalize(images, list(self.dataset.mean), list(self.dataset.std))
 
@@ -304,6 +340,14 @@ class Transformed(torch.utils.data.Dataset):
 def epoch_order(n: int, epoch: int, stream: Stream) -> Tensor:
     """The order of the images in one epoch, a permutation of 0..n-1."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(stream("order", epoch)))
+
+
+def _posterize(image: PIL.Image.Image, bits: int, **_: object) -> PIL.Image.Image:
+    """Keep the highest `bits` of each channel, 0 to 8; Pillow takes 1 to 8, and RandAugment draws a 0 now and then."""
+    return PIL.ImageOps.posterize(image, bits) if bits else image.point(lambda _: 0)
+
+
+timm.data.auto_augment.NAME_TO_OP["PosterizeIncreasing"] = _posterize
 
 
 def _per_image_transform(dataset: Dataset, recipe: Recipe, size: Size, *, training: bool) -> Callable:

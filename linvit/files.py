@@ -36,6 +36,9 @@ def sha256_of(path: str | Path) -> str:
 
 
 def resource(path: str) -> Traversable:
-    """A file by its path, or inside a package as `package:file`."""
+    """A file by its path, or inside a package as `package:file`; it need not exist."""
     package, colon, name = path.partition(":")
-    return files(package) / name if colon else Path(path)
+    try:
+        return files(package) / name if colon else Path(path)
+    except (ModuleNotFoundError, ValueError, TypeError):  # a path that happens to hold a colon
+        return Path(path)

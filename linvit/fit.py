@@ -2,7 +2,6 @@
 
 import logging
 import math
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -221,9 +220,10 @@ def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.
     device = next(model.parameters()).device
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        found = state["identity"]
+    except Exception as error:  # whatever damaged bytes make the reader raise
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
-    if state.get("identity") != identity:
+    if found != identity:
         raise CheckpointError(f"{path}: belongs to a run with other settings; delete it to start this run over")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

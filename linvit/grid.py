@@ -93,11 +93,18 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     Raises:
         ConfigError: a combination that is not defined, or two different runs under one name.
     """
+    grid = grid or study.grid
+    if grid not in study.grids:
+        raise ConfigError(f"grid: {grid!r} is not defined; allowed: {', '.join(study.grids)}")
     runs: dict[str, RunSpec] = {}
-    for block in study.grids[grid or study.grid]:
-        for spec in _runs_of(study, block):
+    for number, block in enumerate(study.grids[grid]):
+        try:
+            specs = list(_runs_of(study, block))
+        except ConfigError as error:
+            raise ConfigError(f"grids.{grid}.{number}: {error}") from None
+        for spec in specs:
             if runs.setdefault(spec.name, spec) != spec:
-                raise ConfigError(f"grids.{grid or study.grid}: two different runs would be named {spec.name!r}")
+                raise ConfigError(f"grids.{grid}: two different runs would be named {spec.name!r}")
     return runs
 
 

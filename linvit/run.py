@@ -130,5 +130,8 @@ def best_of(history: list[dict]) -> dict | None:
 def git_commit() -> str | None:
     """The commit this code is at, marked where files differ from it; None outside of a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+    except FileNotFoundError:  # no git on this machine
+        return None
     return result.stdout.strip() or None

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import timm
 import timm.models
@@ -40,21 +41,33 @@ class Weights:
 def fetch(source: Source, folder: Path) -> dict:
     """Bring a source given by timm tag, URL or path into `folder` and return its manifest."""
     if source.timm:
-        model = timm.create_model(source.timm, pretrained=True)
+        try:
+            model = timm.create_model(source.timm, pretrained=True)
+        except Exception as error:  # an unknown tag, no network, a broken download: timm and its hub raise many kinds
+            raise SourceError(
+                f"source {source.folder!r}: timm cannot give {source.timm!r}: {_reason(error)}"
+            ) from error
         return store(model.state_dict(), source, folder, {"timm": source.timm, "timm_version": timm.__version__})
     if source.url:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"download{Path(source.url).suffix}") as temporary:
-            torch.hub.download_url_to_file(source.url, str(temporary), progress=False)
-            _check_sha256(temporary, source.sha256, source.url)
-            return store(read_checkpoint(temporary), source, folder, {"url": source.url, "sha256": source.sha256})
+        return _fetch_url(source, folder)
     with as_file(resource(source.path)) as path:
         if not path.is_file():
             raise SourceError(f"source {source.folder!r}: no file {source.path!r}; put the checkpoint there")
         if source.sha256:
             _check_sha256(path, source.sha256, source.path)
-        origin = {"path": source.path, "sha256": sha256_of(path), **_metadata(path)}
-        return store(read_checkpoint(path), source, folder, origin)
+        tensors = read_checkpoint(path)
+        return store(tensors, source, folder, {"path": source.path, "sha256": sha256_of(path), **_metadata(path)})
+
+
+def _fetch_url(source: Source, folder: Path) -> dict:
+    # The format is told by the path's suffix; a query may follow it.
+    with replacing(folder / f"download{Path(urlsplit(source.url).path).suffix}") as temporary:
+        try:
+            torch.hub.download_url_to_file(source.url, str(temporary), progress=False)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"source {source.folder!r}: cannot fetch {source.url}: {_reason(error)}") from error
+        _check_sha256(temporary, source.sha256, source.url)
+        return store(read_checkpoint(temporary), source, folder, {"url": source.url, "sha256": source.sha256})
 
 
 def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict) -> dict:
@@ -78,15 +91,22 @@ def load(folder: Path) -> Weights:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         _check_sha256(folder / WEIGHTS, manifest["weights_sha256"], str(folder / WEIGHTS))
+        grid_size = tuple(manifest["grid_size"])
     except FileNotFoundError as error:
         raise SourceError(
             f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
         ) from None
-    return Weights(read_checkpoint(folder / WEIGHTS), tuple(manifest["grid_size"]))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
+    return Weights(read_checkpoint(folder / WEIGHTS), grid_size)
 
 
 def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+    return save(
+        # Cloned, since tensors that share memory cannot be stored.
+        {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()},
+        metadata,
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -94,8 +114,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         return timm.models.load_state_dict(str(path), device="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file makes the readers raise
-        reason = str(error).strip().splitlines()[0]
-        raise SourceError(f"{path}: cannot be read as a checkpoint of plain tensors: {reason}") from error
+        raise SourceError(f"{path}: cannot be read as a checkpoint of plain tensors: {_reason(error)}") from error
 
 
 def check(weights: Weights, size: Size, name: str) -> None:
@@ -103,6 +122,9 @@ def check(weights: Weights, size: Size, name: str) -> None:
 
     The grid may differ from the size's: positions are resampled when copied.
     """
+    for key, value in weights.tensors.items():
+        if not isinstance(value, Tensor):
+            raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
     with torch.device("meta"):
         expected = build_vit(size, num_classes=1).state_dict()
     shapes = {key: tensor.shape for key, tensor in expected.items() if not key.startswith("head.")}
@@ -122,12 +144,11 @@ def _grid_of(tensors: dict[str, Tensor], source: Source) -> tuple[int, int]:
     """The grid a checkpoint's positions lie on; a square one, as every published source has."""
     if "pos_embed" not in tensors:
         raise SourceError(f"source {source.folder!r} lacks parameter 'pos_embed': not a timm ViT's state dict")
-    patches = tensors["pos_embed"].shape[1] - 1
-    side = math.isqrt(patches)
-    if side * side != patches:
-        raise SourceError(
-            f"source {source.folder!r}: {patches} positions besides the class token are not a square grid"
-        )
+    shape = list(tensors["pos_embed"].shape)
+    patches = shape[1] - 1 if len(shape) == 3 else 0
+    side = math.isqrt(max(patches, 0))
+    if not side or side * side != patches:
+        raise SourceError(f"source {source.folder!r}: pos_embed {shape} is no class token and square grid of positions")
     return side, side
 
 
@@ -138,6 +159,10 @@ def _metadata(path: Path) -> dict:
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     return {"provenance": json.loads(metadata["linvit"])} if "linvit" in metadata else {}
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_sha256(path: Path, expected: str, name: str) -> None:
