@@ -4,13 +4,18 @@ Exit codes: 0 done; 2 a mistake in the arguments, the configuration or the data,
 """
 
 import argparse
+import itertools
 import json
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from linvit.config import ConfigError, Dataset, load_study
+from pydantic import ValidationError
+
+from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, load_study
 from linvit.grid import RunSpec, Source, expand
 
 
@@ -26,7 +31,7 @@ def dataset(options: argparse.Namespace) -> None:
     from linvit import data
     from linvit.files import write_text
 
-    part = Dataset.model_validate_json(_text(options.dataset))
+    part = _read(Dataset, options.dataset)
     sizes = {split: len(data.read(part, split, options.data, download=options.download)) for split in ("train", "test")}
     write_text(
         options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
@@ -37,26 +42,32 @@ def source(options: argparse.Namespace) -> None:
     """Bring a pre-trained Softmax ViT into a folder: fetched, or trained by the pipeline."""
     from linvit.run import prepare_source
 
-    part = Source.model_validate_json(_text(options.source))
-    prepare_source(part, options.out, data_root=options.data, workers=options.workers)
+    part = _read(Source, options.source)
+    prepare_source(part, options.out, data_root=options.data, workers=_workers(options), stop=stop_on_signal())
 
 
 def train(options: argparse.Namespace) -> None:
     """Carry out one run, from its spec to its metrics."""
     from linvit.run import train as train_run
 
-    spec = RunSpec.from_json(_text(options.spec))
+    spec = _read(RunSpec, options.spec)
     metrics = train_run(
-        spec, options.out, sources_folder=options.sources, data_root=options.data, workers=options.workers
+        spec,
+        options.out,
+        sources_folder=options.sources,
+        data_root=options.data,
+        workers=_workers(options),
+        stop=stop_on_signal(),
     )
     logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Gather metrics files, listed one a line in a file, into one tidy table."""
+    """Gather metrics files, or those of whole folders, into one tidy table."""
     from linvit import results
 
-    results.write_runs(results.collect(options.metrics.read_text().splitlines()), options.out)
+    found = (sorted(path.rglob("metrics.json")) if path.is_dir() else [path] for path in options.metrics)
+    results.write_runs(results.collect(itertools.chain.from_iterable(found)), options.out)
 
 
 def tables(options: argparse.Namespace) -> None:
@@ -87,6 +98,14 @@ def claims(options: argparse.Namespace) -> None:
     write_claims(results.read_runs(options.runs), options.out)
 
 
+def stop_on_signal() -> Callable[[], bool]:
+    """True from the first SIGTERM or SIGUSR2 on: what schedulers send before they take a job's machine away."""
+    received = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda *_: received.set())
+    return received.is_set
+
+
 def parser() -> argparse.ArgumentParser:
     """All subcommands and their arguments."""
     top = argparse.ArgumentParser(prog="linvit", description="Initialise linear vision transformers from Softmax ones.")
@@ -114,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, required=True, help="the run's folder")
 
     command = _command(commands, collect)
-    command.add_argument("metrics", type=Path, help="a file that lists metrics.json files, one a line")
+    command.add_argument("metrics", type=Path, nargs="+", help="metrics.json files, or folders of runs")
     command.add_argument("--out", type=Path, required=True, help="the table to write (csv)")
 
     for function in (tables, figure, claims):
@@ -134,12 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)
-    except ValueError as error:  # every mistake that a person can make: configuration, data, sources, checkpoints
+    except (UserError, RunEnded) as error:
         print(f"linvit: error: {error}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
-        print(f"linvit: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     return 0
 
 
@@ -152,7 +168,11 @@ def _command(commands: argparse._SubParsersAction, function: Callable) -> argpar
 def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     command.add_argument("--threads", type=int, help="CPU threads for torch")
-    command.add_argument("--workers", type=int, default=0, help="processes that decode images")
+    command.add_argument("--workers", type=int, help="processes that decode images; default: one fewer than threads")
+
+
+def _workers(options: argparse.Namespace) -> int:
+    return options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
 
 
 def _limit_threads(threads: int | None) -> None:
@@ -162,8 +182,16 @@ def _limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _text(argument: str) -> str:
-    return argument if argument.lstrip().startswith("{") else Path(argument).read_text()
+def _read(part: type[Part], argument: str) -> Part:
+    """A part given as JSON, or as a file that holds it."""
+    try:
+        return part.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"not a {part.__name__}: {where + ': ' if where else ''}{first['msg']}") from None
+    except OSError as error:
+        raise ConfigError(f"{argument}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from linvit.evidence import (
     interval,
     p_value,
     points,
+    share_of,
     with_interval,
 )
 from linvit.files import write_text
@@ -48,6 +49,7 @@ from linvit.results import (
 MIN_SHARE = 0.5
 CELL = ["dataset", "size", "source"]
 KEYS = [*CELL, "variant", "seed"]
+PAIR = ["dataset", "size", "variant", "seed"]
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,29 @@ class Comparison:
     variants: tuple[str, ...] = ()
 
     def judge(self, runs: pd.DataFrame) -> Finding:
-        pairs = paired(runs, self.a, self.b)
+        pairs = over_sources(paired(runs, self.a, self.b))
         if self.variants:
             pairs = pairs[pairs["variant"].isin(self.variants)]
-        effect = effect_of(pairs["difference"], self.rule.alternative)
-        nothing = (Verdict.UNTESTABLE, "the grid has no pair of these two")
-        verdict, reason = self.rule.decide(effect) if effect.n else nothing
-        table = _by_variant(pairs, lambda part: _effect_row(effect_of(part["difference"], self.rule.alternative)))
+        effect = self._effect(pairs)
+        table = _by_variant(pairs, lambda part: _effect_row(self._effect(part)))
         title = f"{self.a} {MINUS} {self.b}" + "".join(f" ({VARIANTS[variant]})" for variant in self.variants)
-        return Finding(title, with_interval(effect), p_value(effect.p), table, verdict, reason)
+        return Finding(title, with_interval(effect), p_value(effect.p), table, *self._decide(effect, pairs))
+
+    def _effect(self, pairs: pd.DataFrame) -> Effect:
+        return effect_of(pairs["difference"], self.rule.alternative)
+
+    def _decide(self, pooled: Effect, pairs: pd.DataFrame) -> Decision:
+        if not pooled.n:
+            return Verdict.UNTESTABLE, "the grid has no pair of these two"
+        verdict, reason = self.rule.decide(pooled)
+        against = [
+            VARIANTS.get(variant, variant)
+            for variant in in_order(pairs["variant"], VARIANTS)
+            if self.rule.contradicts(self._effect(pairs[pairs["variant"] == variant]))
+        ]
+        if verdict is Verdict.HOLDS and against:
+            return Verdict.FAILS, f"it would over all operators ({reason}), but is contradicted by {', '.join(against)}"
+        return verdict, reason
 
 
 @dataclass(frozen=True)
@@ -106,27 +122,34 @@ class Share:
     base: Side
 
     def judge(self, runs: pd.DataFrame) -> Finding:
-        gains = [paired(runs, side, self.base) for side in (self.part, self.whole)]
-        gains = gains[0].merge(gains[1], on=KEYS, suffixes=("_part", "_whole"))
+        gains = [over_sources(paired(runs, side, self.base)) for side in (self.part, self.whole)]
+        gains = gains[0].merge(gains[1], on=PAIR, suffixes=("_part", "_whole"))
         title = f"{self.part}'s share of {self.whole}'s gain over {self.base}"
-        pooled = self._row(gains)
-        verdict, reason = self._decide(gains)
-        return Finding(title, f"share {pooled['Share']}", MISSING, _by_variant(gains, self._row), verdict, reason)
+        row, (verdict, reason) = self._row(gains), self._decide(gains)
+        effect = f"share {row['Share']} {row['95 % interval']}".removesuffix(f" {MISSING}")
+        return Finding(title, effect, MISSING, _by_variant(gains, self._row), verdict, reason)
 
     def _decide(self, gains: pd.DataFrame) -> Decision:
-        share = _share(gains)
+        share, low, high = share_of(gains["difference_part"], gains["difference_whole"])
         if np.isnan(share):
             lack = f"{self.whole} gains nothing over {self.base}, so there is no gain to share"
             return Verdict.UNTESTABLE, lack if len(gains) else "the grid has no such three runs"
-        at_least = share >= MIN_SHARE
-        reason = f"the share, {share:.2f}, is {'at least' if at_least else 'below'} {MIN_SHARE}"
-        return Verdict.HOLDS if at_least else Verdict.FAILS, reason
+        if low >= MIN_SHARE:
+            return Verdict.HOLDS, f"the whole interval of the share is at least {MIN_SHARE}"
+        if high < MIN_SHARE:
+            return Verdict.FAILS, f"the whole interval of the share is below {MIN_SHARE}"
+        return Verdict.UNTESTABLE, f"the share's interval does not tell whether it is at least {MIN_SHARE}"
 
     def _row(self, gains: pd.DataFrame) -> dict[str, str]:
-        part, whole = gains["difference_part"].mean(), gains["difference_whole"].mean()
-        row = {f"Gain of {self.part}": points(part), f"Gain of {self.whole}": points(whole)}
-        share = _share(gains)
-        return {**row, "Share": MISSING if np.isnan(share) else f"{share:.2f}", "n": str(len(gains))}
+        part, whole = gains["difference_part"], gains["difference_whole"]
+        share, low, high = share_of(part, whole)
+        return {
+            f"Gain of {self.part}": points(part.mean()),
+            f"Gain of {self.whole}": points(whole.mean()),
+            "Share": MISSING if np.isnan(share) else f"{share:.2f}",
+            "95 % interval": MISSING if np.isnan(low) else f"[{low:.2f}, {high:.2f}]",
+            "n": str(len(gains)),
+        }
 
 
 @dataclass(frozen=True)
@@ -222,14 +245,14 @@ def paired(runs: pd.DataFrame, a: Side, b: Side) -> pd.DataFrame:
     return pairs.assign(difference=pairs["top1_a"] - pairs["top1_b"])[[*KEYS, "difference"]]
 
 
+def over_sources(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Differences averaged over sources: a run without a source stands beside each, and must not count as many."""
+    return pairs.groupby(PAIR, sort=False, as_index=False)["difference"].mean()
+
+
 def _top1_of(runs: pd.DataFrame, side: Side) -> pd.DataFrame:
     mask = (runs["variant"] != "softmax") & (runs["start"] == side.start) & (runs["distill"] == side.distill)
     return runs.loc[mask, [*KEYS, "top1"]]
-
-
-def _share(gains: pd.DataFrame) -> float:
-    whole = gains["difference_whole"].mean()
-    return gains["difference_part"].mean() / whole if whole > 0 else np.nan
 
 
 def _by_variant(pairs: pd.DataFrame, row_of: Callable[[pd.DataFrame], dict[str, str]]) -> pd.DataFrame:
@@ -254,7 +277,8 @@ def _introduction(runs: pd.DataFrame) -> str:
         "seeds": sorted(runs["seed"].unique()),
     }
     listed = "; ".join(f"{name}: {', '.join(map(str, values)) or 'none'}" for name, values in axes.items())
-    return f"# The paper's claims on these runs\n\nRuns: {len(runs)}; {listed}."
+    commits = ", ".join(runs["commit"].fillna("unknown").unique())
+    return f"# The paper's claims on these runs\n\nRuns: {len(runs)}; {listed}; code: {commits}."
 
 
 def _summary(judgements: list[Judgement]) -> str:
@@ -274,16 +298,21 @@ def _summary(judgements: list[Judgement]) -> str:
 
 
 def _rules() -> str:
-    share = f"Share of a gain: holds if the ratio of the two pooled gains is at least {MIN_SHARE}."
+    share = (
+        f"Share of a gain: holds if the 95 % interval of the ratio of the two pooled gains (paired bootstrap over "
+        f"pairs) lies at {MIN_SHARE} or above, does not hold if it lies below; otherwise not testable."
+    )
     rules = "\n".join(f"- {text}" for text in (*(rule.text for rule in RULES), share))
     return (
         "## How a verdict is reached\n\n"
         "Runs are paired by data set, size, source, operator and seed, and differ in the initialisation alone; a run "
-        f"without a source stands in pairs of every source. Differences are of last-epoch top-1, A {MINUS} B, in "
+        f"without a source stands in pairs of every source, and differences are then averaged over sources. They are "
+        f"of last-epoch top-1, A {MINUS} B, in "
         "percentage points; intervals are 95 % t-intervals over pairs. p is from a sign-flip permutation test of the "
         f"mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} seeded draws above. Pairs count as "
         "independent, although those of one seed share their images' order and may share a run.\n\n"
         f"{rules}\n\n"
+        "What holds over all operators does not hold where a single operator contradicts it.\n\n"
         "A claim of several comparisons holds if all of them hold and does not hold if any does not; otherwise it is "
         "not testable."
     )

@@ -26,6 +26,8 @@ from pydantic import (
     model_validator,
 )
 
+NO_SOURCE = "none"
+"""In place of a source's name, in runs that use none."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -34,12 +36,21 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = NonNegativeInt
+AUTO_AUGMENT = r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*$"
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
 """The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
 
 
-class ConfigError(ValueError):
-    """A mistake in the configuration; its text is one line for the person who wrote it."""
+class UserError(ValueError):
+    """A mistake that a person can mend; its text is one line that says where, what, and what is allowed."""
+
+
+class RunEnded(RuntimeError):
+    """A run that ended before its time, for a reason that its text tells in one line."""
+
+
+class ConfigError(UserError):
+    """A mistake in the configuration."""
 
 
 class Part(BaseModel):
@@ -199,7 +210,7 @@ class Recipe(Part):
     crop_ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
     flip: Fraction = 0.5
     color_jitter: NonNegativeFloat = 0.4
-    auto_augment: str | None = None
+    auto_augment: Annotated[str, StringConstraints(pattern=AUTO_AUGMENT)] | None = None
     """timm's notation, such as `rand-m9-mstd0.5-inc1`."""
     mixup: NonNegativeFloat = 0.0
     cutmix: NonNegativeFloat = 0.0
@@ -303,6 +314,8 @@ class Study(Part):
             for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
                 _known(f"datasets.{name}.recipe", size, self.sizes)
         for name, sizes in self.sources.items():
+            if name == NO_SOURCE:
+                raise ValueError(f"sources.{name}: the name of runs without a source; choose another")
             for size, source in sizes.items():
                 _known(f"sources.{name}", size, self.sizes)
                 if source.train:

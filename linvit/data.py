@@ -28,7 +28,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from linvit.augment import RandomResizedCrop, color_jitter, random_flip
-from linvit.config import Dataset, Recipe, Size
+from linvit.config import Dataset, Recipe, Size, UserError
 from linvit.files import resource
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Stream = Callable[..., int]
 """A seed for a purpose: `RunSpec.stream`."""
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A data set that is missing, or not the one its name says."""
 
 
@@ -66,8 +66,8 @@ class Batches(Protocol):
     def __len__(self) -> int:
         """Batches in an epoch."""
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Normalised images [B, C, H, W] and labels [B] of one epoch, in its own order."""
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Normalised images [B, C, H, W] and labels [B] of one epoch in its own order, from step `start` on."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------
@@ -134,7 +134,9 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
 
 
 def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
-    folder = root / dataset.folder / (getattr(dataset, split) or {"train": "train", "test": "val"}[split])
+    defaults = {"train": "train", "test": "val"}
+    folders = {key: root / dataset.folder / (getattr(dataset, key) or name) for key, name in defaults.items()}
+    folder = folders[split]
     if not folder.is_dir():
         raise _missing(dataset, folder, "put one folder of images a class there (ImageNet's layout)")
     try:
@@ -143,6 +145,12 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
         raise DataError(f"data set {dataset.name!r}: {folder}: {_reason(error)}") from error
     if len(data.classes) != dataset.classes:
         raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {dataset.classes}")
+    # Labels are places in the sorted list of class names, so both splits must have the same ones.
+    for other in folders.values():
+        names = sorted(path.name for path in other.iterdir() if path.is_dir()) if other.is_dir() else data.classes
+        if names != data.classes:
+            odd = min(set(names) ^ set(data.classes))
+            raise DataError(f"data set {dataset.name!r}: class {odd!r} is not in both {folder} and {other}")
     return data
 
 
@@ -247,9 +255,9 @@ class ArrayBatches:
     def __len__(self) -> int:
         return -(-len(self.data) // self.recipe.batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order = epoch_order(len(self.data), epoch, self.stream)
-        for step, indices in enumerate(order.split(self.recipe.batch_size)):
+        for step, indices in enumerate(order.split(self.recipe.batch_size)[start:], start):
             generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
             images = _to_channels(self.data.images[indices].to(self.device), self.size.channels)
             yield self.augment(images.float() / 255, generator), self.data.labels[indices].to(self.device)
@@ -302,13 +310,13 @@ class FileBatches:
     def __len__(self) -> int:
         return -(-len(self.data) // self.recipe.batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         transform = _per_image_transform(self.dataset, self.recipe, self.size, training=True)
         seed = self.stream("augment", epoch)
         yield from torch.utils.data.DataLoader(
             Transformed(self.data, transform, self.size.channels, seed),
             self.recipe.batch_size,
-            sampler=epoch_order(len(self.data), epoch, self.stream).tolist(),
+            sampler=epoch_order(len(self.data), epoch, self.stream)[start * self.recipe.batch_size :].tolist(),
             num_workers=self.workers,
             pin_memory=_pins(self.device),
         )

@@ -5,7 +5,11 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from linvit.config import Distill
+from linvit.config import Distill, UserError
+
+
+class DistillError(UserError):
+    """A teacher and a student that cannot be matched."""
 
 
 class AttentionDistillation:
@@ -24,7 +28,7 @@ class AttentionDistillation:
     def __init__(self, teacher: VisionTransformer, student: VisionTransformer, settings: Distill) -> None:
         _check_alike(teacher, student, settings.target)
         if settings.weight is None:
-            raise ValueError("a distillation loss needs a weight")
+            raise DistillError("a distillation loss needs a weight")
         self.teacher = teacher.requires_grad_(False).eval()
         self.weight = settings.weight
         self.reduction = settings.reduction
@@ -90,8 +94,8 @@ def _check_alike(teacher: VisionTransformer, student: VisionTransformer, target:
         alike["prefix tokens"] = (teacher.num_prefix_tokens, student.num_prefix_tokens)
     for what, (of_teacher, of_student) in alike.items():
         if of_teacher != of_student:
-            raise ValueError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
+            raise DistillError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
     if student.num_prefix_tokens > teacher.num_prefix_tokens:
-        raise ValueError(
+        raise DistillError(
             f"the student has {student.num_prefix_tokens} prefix tokens, the teacher only {teacher.num_prefix_tokens}"
         )

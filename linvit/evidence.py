@@ -44,11 +44,16 @@ Decision = tuple[Verdict, str]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them."""
+    """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them.
+
+    A statement about all operators is not true on average alone: `contradicts` tells whether the effect of a
+    single operator says the opposite.
+    """
 
     text: str
     alternative: str
     decide: Callable[[Effect], Decision]
+    contradicts: Callable[[Effect], bool]
 
 
 def effect_of(differences: Iterable[float], alternative: str) -> Effect:
@@ -74,15 +79,35 @@ def effect_of(differences: Iterable[float], alternative: str) -> Effect:
     return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
 
 
+def share_of(part: Iterable[float], whole: Iterable[float]) -> tuple[float, float, float]:
+    """The ratio of two mean gains and its 95 % interval, by a seeded paired bootstrap; NaN where there is none."""
+    gains = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    if len(gains[0]) == 0 or gains[1].mean() <= 0:
+        return np.nan, np.nan, np.nan
+    share = gains[0].mean() / gains[1].mean()
+    if len(gains[0]) < 2:
+        return share, np.nan, np.nan
+    low, high = stats.bootstrap(
+        gains,
+        lambda part, whole, axis: part.mean(axis=axis) / whole.mean(axis=axis),
+        paired=True,
+        vectorized=True,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return share, float(low), float(high)
+
+
 def _greater(effect: Effect) -> Decision:
     least = 0.5**effect.n
     if least >= ALPHA:
         return Verdict.UNTESTABLE, f"with n = {effect.n} the smallest attainable p is {least:.3g}"
-    if effect.mean <= 0:
-        return Verdict.FAILS, f"the pooled difference, {points(effect.mean)} points, is not positive"
-    if effect.p < ALPHA:
+    if effect.mean > 0 and effect.p < ALPHA:
         return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with p below {ALPHA}"
-    return Verdict.FAILS, f"the pooled difference is {points(effect.mean)} points with p not below {ALPHA}"
+    if effect.high < MARGIN:
+        return Verdict.FAILS, f"p is not below {ALPHA}, and the interval leaves no room for a gain of {MARGIN} points"
+    return _too_wide(effect)
 
 
 def _no_gain(effect: Effect) -> Decision:
@@ -115,29 +140,36 @@ def _too_wide(effect: Effect) -> Decision:
 
 
 GREATER = Rule(
-    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; not testable where "
-    f"n is so small that even n differences of one sign give p = 2⁻ⁿ ≥ {ALPHA}; otherwise does not hold.",
+    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; does not hold if the "
+    f"95 % interval's upper end is below {MARGIN} points; otherwise not testable, and so where n is so small that even "
+    f"n differences of one sign give p = 2⁻ⁿ ≥ {ALPHA}. Contradicted by an operator whose interval lies below 0.",
     "greater",
     _greater,
+    lambda effect: effect.high < 0,
 )
 NO_GAIN = Rule(
     "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
-    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain.",
+    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain. Contradicted by an operator whose "
+    "interval lies above 0.",
     "greater",
     _no_gain,
+    lambda effect: effect.low > 0,
 )
 ABOUT_EQUAL = Rule(
     f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
-    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided.",
+    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided. Contradicted "
+    "by an operator for which, alone, it does not hold.",
     "two-sided",
     _about_equal,
+    lambda effect: _about_equal(effect)[0] is Verdict.FAILS,
 )
 NOT_WORSE = Rule(
     f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
     f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
-    "is one-sided, for a loss.",
+    "is one-sided, for a loss. Contradicted by an operator for which, alone, it does not hold.",
     "less",
     _not_worse,
+    lambda effect: _not_worse(effect)[0] is Verdict.FAILS,
 )
 RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from linvit.config import UserError
 from linvit.files import replacing
 from linvit.results import (
     DATASETS,
@@ -124,13 +125,13 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as png (200 dpi) or pdf, by suffix; the same figure gives the same bytes.
 
     Raises:
-        ValueError: another suffix.
+        UserError: another suffix.
     """
     # Neither a date nor the writer's version belongs to the picture.
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     suffix = Path(path).suffix
     if suffix not in metadata:
-        raise ValueError(f"{path}: no format for suffix {suffix!r}; allowed: {', '.join(metadata)}")
+        raise UserError(f"{path}: no format for suffix {suffix!r}; allowed: {', '.join(metadata)}")
     with rc_context(STYLE), replacing(path) as temporary:
         figure.savefig(temporary, dpi=200, metadata=metadata[suffix])
 

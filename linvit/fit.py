@@ -1,11 +1,11 @@
-"""The only training loop: AdamW, warm-up and cosine per step, resumable at every epoch [arXiv:2609.35745, Table C]."""
+"""The only training loop: AdamW, warm-up and cosine per step, resumable at every step [arXiv:2609.35745, Table C]."""
 
 import logging
 import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ import tqdm
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from linvit.config import Recipe
+from linvit.config import Recipe, RunEnded, UserError
 from linvit.data import Batches, Stream
 from linvit.device import autocast
 from linvit.files import replacing
@@ -24,21 +24,32 @@ log = logging.getLogger(__name__)
 CHECK_EVERY = 20  # steps between looks at the losses; a look waits for the device
 
 
-class NonFiniteLoss(FloatingPointError):
+class NonFiniteLoss(RunEnded):
     """The loss became NaN or infinite."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that is damaged, or of another run."""
+
+
+class Interrupted(RunEnded):
+    """Training was asked to stop, and did so after writing a checkpoint."""
+
+    interrupted = True
 
 
 @dataclass
 class Progress:
-    """How far a run is: epochs done, one record for each, and the seconds and images they took."""
+    """How far a run is: a record for each epoch done, the epoch under way, and the seconds and images so far."""
 
     history: list[dict] = field(default_factory=list)
+    step: int = 0
+    """Steps done of the epoch under way, and their losses."""
+    losses: list[tuple[float, float | None, int]] = field(default_factory=list)
     seconds: float = 0.0
     images: int = 0
+    earlier_seconds: float = 0.0
+    """Wall time of the processes that were interrupted, up to their last checkpoint."""
 
     @property
     def epochs(self) -> int:
@@ -56,6 +67,7 @@ def fit(
     evaluate: Callable[[], dict[str, float]] | None = None,
     checkpoint: Path | None = None,
     identity: str = "",
+    stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train `model` in place.
 
@@ -66,80 +78,98 @@ def fit(
         evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
         checkpoint: Written after each epoch; training resumes from it where it exists.
         identity: What the checkpoint must belong to (the run's spec).
+        stop: Asked after each step; once true, a checkpoint is written and training ends.
 
     Raises:
         NonFiniteLoss: names epoch, step and the last finite losses.
         CheckpointError: the checkpoint cannot be read, or is of another run.
+        Interrupted: `stop` asked for it.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
-    progress = Progress()
+    loop = _Loop(model, batches, recipe, stream, optimizer, mixing(recipe, num_classes), auxiliary)
+    progress, begin = Progress(), time.perf_counter()
     if checkpoint and checkpoint.exists():
         progress = restore(checkpoint, identity, model, optimizer)
-        log.info("resumed after epoch %d of %d", progress.epochs, recipe.epochs)
-    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches)) as bar:
-        for epoch in range(progress.epochs + 1, recipe.epochs + 1):
-            record = _train_epoch(
-                model, batches, recipe, stream, optimizer, progress, epoch, num_classes, auxiliary, bar
-            )
-            if evaluate and (epoch % recipe.eval_every == 0 or epoch == recipe.epochs):
+        log.info("resumed after epoch %d of %d, step %d", progress.epochs, recipe.epochs, progress.step)
+    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step) as bar:
+        while progress.epochs < recipe.epochs:
+            record = loop.epoch(progress, bar.update, stop)
+            if record is None:
+                if checkpoint:
+                    save(checkpoint, identity, model, optimizer, progress, since=begin)
+                raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
+            if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
                 record |= evaluate()
             progress.history.append(record)
             if checkpoint:
-                save(checkpoint, identity, model, optimizer, progress)
+                save(checkpoint, identity, model, optimizer, progress, since=begin)
             _report(record, recipe.epochs, bar)
     return progress
 
 
-def _train_epoch(
-    model: nn.Module,
-    batches: Batches,
-    recipe: Recipe,
-    stream: Stream,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    epoch: int,
-    num_classes: int,
-    auxiliary: Callable[[Tensor], Tensor] | None,
-    bar: tqdm.tqdm,
-) -> dict:
-    """One epoch; returns its record, losses being means over its images."""
-    model.train()
-    device = next(model.parameters()).device
-    mix = mixing(recipe, num_classes)
-    losses = Losses(epoch)
-    start = time.perf_counter()
-    for step, (images, labels) in enumerate(batches.epoch(epoch)):
+@dataclass(frozen=True)
+class _Loop:
+    """What every step needs."""
+
+    model: nn.Module
+    batches: Batches
+    recipe: Recipe
+    stream: Stream
+    optimizer: torch.optim.Optimizer
+    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    auxiliary: Callable[[Tensor], Tensor] | None
+
+    def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> dict | None:
+        """Train the epoch under way to its end and return its record, losses being means over its images.
+
+        When `stop` asks, `progress` is brought up to the last step and nothing is returned.
+        """
+        self.model.train()
+        epoch, begin = progress.epochs + 1, time.perf_counter()
+        losses = Losses(progress)
+        for step, (images, labels) in enumerate(self.batches.epoch(epoch, progress.step), progress.step):
+            losses.add(*self.step(epoch, step, images, labels), len(labels))
+            tick()
+            if stop():
+                progress.step, progress.losses = step + 1, losses.read()
+                progress.seconds += time.perf_counter() - begin
+                return None
+        record = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"], **losses.means()}
+        progress.seconds += time.perf_counter() - begin
+        progress.images += losses.images
+        progress.step, progress.losses = 0, []
+        return record
+
+    def step(self, epoch: int, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One update; returns the task's loss and the auxiliary one."""
+        device = next(self.model.parameters()).device
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        torch.manual_seed(stream("step", epoch, step))
-        images, targets = mix(images, labels)
-        rate = learning_rate(recipe, (epoch - 1) * len(batches) + step, len(batches))
-        for group in optimizer.param_groups:
+        torch.manual_seed(self.stream("step", epoch, step))
+        images, targets = self.mix(images, labels)
+        rate = learning_rate(self.recipe, (epoch - 1) * len(self.batches) + step, len(self.batches))
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with autocast(device, recipe.precision):
-            logits = model(images)
-            extra = auxiliary(images) if auxiliary else None
-        task = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+        with autocast(device, self.recipe.precision):
+            logits = self.model(images)
+            extra = self.auxiliary(images) if self.auxiliary else None
+        task = F.cross_entropy(logits.float(), targets, label_smoothing=self.recipe.label_smoothing)
         loss = task if extra is None else task + extra
-        optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if recipe.clip_grad:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad)
-        optimizer.step()
-        losses.add(task, extra, len(labels))
-        bar.update()
-    record = {"epoch": epoch, "lr": rate, **losses.means()}
-    progress.seconds += time.perf_counter() - start
-    progress.images += losses.images
-    return record
+        if self.recipe.clip_grad:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
+        self.optimizer.step()
+        return task, extra
 
 
 class Losses:
     """The losses of an epoch's steps, read from the device now and then rather than at every step."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, progress: Progress) -> None:
+        self.epoch = progress.epochs + 1
+        self._last_epoch = progress.history[-1] if progress.history else None
         self._pending: list[tuple[Tensor, Tensor | None, int]] = []
-        self._read: list[tuple[float, float | None, int]] = []
+        self._read = [tuple(entry) for entry in progress.losses]
 
     def add(self, task: Tensor, extra: Tensor | None, images: int) -> None:
         self._pending.append((task.detach(), None if extra is None else extra.detach(), images))
@@ -149,6 +179,11 @@ class Losses:
     @property
     def images(self) -> int:
         return sum(images for *_, images in self._read)
+
+    def read(self) -> list[tuple[float, float | None, int]]:
+        """(task, distillation, images) of every step so far."""
+        self._check()
+        return list(self._read)
 
     def means(self) -> dict[str, float | None]:
         """Means over the images: the task's loss, the weighted distillation loss, and their sum."""
@@ -168,7 +203,10 @@ class Losses:
         self._pending.clear()
 
     def _message(self, values: tuple) -> str:
-        last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none in this epoch"
+        last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none"
+        if not self._read and self._last_epoch:
+            mean = _losses_text(self._last_epoch["task_loss"], self._last_epoch["distill_loss"])
+            last = f"{mean} on average in epoch {self._last_epoch['epoch']}"
         found = _losses_text(*values[:2])
         return f"loss is not finite at epoch {self.epoch}, step {len(self._read) + 1}: {found}; last finite: {last}"
 
@@ -208,8 +246,18 @@ def mixing(recipe: Recipe, num_classes: int) -> Callable[[Tensor, Tensor], tuple
     return choices[0] if len(choices) == 1 else v2.RandomChoice(choices)
 
 
-def save(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write everything a run needs to go on, all or nothing."""
+def save(
+    path: Path,
+    identity: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    *,
+    since: float | None = None,
+) -> None:
+    """Write everything a run needs to go on, all or nothing; `since` is when this process began, by perf_counter."""
+    elapsed = time.perf_counter() - since if since is not None else 0.0
+    progress = replace(progress, earlier_seconds=progress.earlier_seconds + elapsed)
     state = {"identity": identity, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     with replacing(path) as temporary:
         torch.save({**state, "progress": asdict(progress)}, temporary)
@@ -220,6 +268,8 @@ def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.
     device = next(model.parameters()).device
     try:
         state = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"holds a {type(state).__name__}")
         found = state["identity"]
     except Exception as error:  # whatever damaged bytes make the reader raise
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from linvit.config import (
+    NO_SOURCE,
     Block,
     ConfigError,
     Dataset,
@@ -66,7 +67,7 @@ class RunSpec(Part):
     def name(self) -> str:
         """The run's path: data set, size, variant, initialisation, source, seed."""
         dataset = self.dataset.name + (f"@{self.recipe.name}" if self.other_recipe else "")
-        source = self.source.name if self.source else "none"
+        source = self.source.name if self.source else NO_SOURCE
         return f"{dataset}/{self.size.name}/{self.variant.name}/{self.init.name}/{source}/seed{self.seed}"
 
     def to_json(self) -> str:

@@ -5,20 +5,19 @@ of the same initialisations. Nothing here imports torch.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
-from linvit.config import Group, Init
+from linvit.config import NO_SOURCE, Group, Init, UserError
 from linvit.files import write_text
 from linvit.grid import RunSpec
 
 logger = logging.getLogger(__name__)
 
-NO_SOURCE = "none"
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 STARTS = {
@@ -82,7 +81,7 @@ STARTS_BY_COPY = {
 }
 
 
-class ResultsError(ValueError):
+class ResultsError(UserError):
     """A metrics file or a table of runs that cannot be used; its text names the file and what is wrong."""
 
 
@@ -117,19 +116,24 @@ class _Metrics(_Checked):
     commit: str | None
 
 
-def collect(paths: Iterable[str | Path]) -> pd.DataFrame:
+def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
     """Read metrics files into a frame with the columns of `DTYPES`, one row a run, sorted by name.
 
     Runs of different commits are warned of, not refused.
 
+    Args:
+        expected: The runs there should be, by name; what was run with other settings is refused.
+
     Raises:
-        ResultsError: a file is missing, damaged or incomplete, or two files hold the same run.
+        ResultsError: a file is missing, damaged or incomplete, of other settings, or two files hold the same run.
     """
     read: dict[str, tuple[Path, dict]] = {}
     for path in map(Path, paths):
         metrics = _read_metrics(path)
         if metrics.name in read:
             raise ResultsError(f"{path}: run {metrics.name!r} is already in {read[metrics.name][0]}")
+        if expected is not None and metrics.spec != expected.get(metrics.name):
+            raise ResultsError(f"{path}: was run with other settings than the configuration's; delete it to run again")
         read[metrics.name] = (path, _row(metrics))
     if not read:
         raise ResultsError("no metrics files to collect")

@@ -2,15 +2,17 @@
 
 import json
 import logging
+import platform
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from linvit import data, sources
+from linvit import __version__, data, sources
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -23,21 +25,30 @@ from linvit.vit import build_vit
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("linvit", "torch", "torchvision", "timm", "numpy")
+PACKAGES = ("torch", "torchvision", "timm", "numpy")
 
 
-def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path, workers: int = 0) -> dict:
+def train(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    sources_folder: Path,
+    data_root: Path,
+    workers: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict:
     """Carry out one run in its folder and return its metrics.
 
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
-    `metrics.json`. A run that was interrupted goes on from its checkpoint.
+    `metrics.json`. A run that was interrupted, or that `stop` ended after one of its steps, goes on from its
+    checkpoint.
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = data.read(spec.dataset, "train", data_root) if spec.init.train else None
     test_data = data.read(spec.dataset, "test", data_root)
-    weights = sources.load(sources_folder / spec.source.folder) if spec.source else None
+    weights = load_weights(spec.source, sources_folder) if spec.source else None
     student = build_student(spec, weights).to(device)
     options = {"device": device, "workers": workers}
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
@@ -57,6 +68,7 @@ def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path,
             evaluate=evaluated,
             checkpoint=folder / "checkpoint.pt",
             identity=spec.to_json(),
+            stop=stop,
         )
         accuracy = progress.history[-1]
     else:
@@ -73,15 +85,24 @@ def train(spec: RunSpec, folder: Path, *, sources_folder: Path, data_root: Path,
         "flops": count_flops(student, spec.size),
         "train_images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "eval_images_per_second": images_per_second(student, spec.size),
-        "wall_seconds": time.perf_counter() - start,
+        "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": versions(),
         "commit": commit,
     }
     write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     (folder / "checkpoint.pt").unlink(missing_ok=True)
     return metrics
+
+
+def load_weights(source: Source, sources_folder: Path) -> sources.Weights:
+    """A prepared source's weights; those that can be fetched are fetched again where only the manifest is left."""
+    folder = sources_folder / source.folder
+    if (folder / sources.MANIFEST).exists() and not (folder / sources.WEIGHTS).exists() and source.train is None:
+        log.info("fetching %s again", source.folder)
+        sources.fetch(source, folder)
+    return sources.load(folder)
 
 
 def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTransformer:
@@ -103,11 +124,14 @@ def build_distillation(
     return AttentionDistillation(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
-def prepare_source(source: Source, folder: Path, *, data_root: Path, workers: int = 0) -> dict:
-    """Bring a source into its folder, training it first if the pipeline makes it, and return its manifest."""
+def prepare_source(source: Source, folder: Path, **options) -> dict:
+    """Bring a source into its folder, training it first if the pipeline makes it, and return its manifest.
+
+    The options are those of `train`.
+    """
     if source.train is None:
         return sources.fetch(source, folder)
-    metrics = train(source.train, folder / "run", sources_folder=folder, data_root=data_root, workers=workers)
+    metrics = train(source.train, folder / "run", sources_folder=folder, **options)
     origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
     return sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
 
@@ -116,6 +140,11 @@ def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
     """The trained parameters as safetensors, with the spec in the file's metadata."""
     with replacing(path) as temporary:
         temporary.write_bytes(sources.to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and those that the numbers depend on."""
+    return {"python": platform.python_version(), "linvit": __version__} | {name: version(name) for name in PACKAGES}
 
 
 def best_of(history: list[dict]) -> dict | None:

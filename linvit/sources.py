@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from linvit.config import Size
+from linvit.config import Size, UserError
 from linvit.files import replacing, resource, sha256_of, write_text
 from linvit.grid import Source
 from linvit.vit import build_vit
@@ -26,7 +26,7 @@ WEIGHTS = "weights.safetensors"
 MANIFEST = "source.json"
 
 
-class SourceError(ValueError):
+class SourceError(UserError):
     """A checkpoint that is missing, damaged, or not the Softmax ViT it should be."""
 
 

@@ -232,3 +232,13 @@ def test_reporting_needs_no_torch():
     code = "import sys, linvit.tables, linvit.figures, linvit.claims; print({'torch', 'timm'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_a_run_of_other_settings_than_the_expected_is_refused(tmp_path, spec):
+    path = write_metrics(tmp_path, spec, 81.25)
+    assert len(collect([path], {spec.name: spec})) == 1
+    other = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"lr": 0.1})})
+    with pytest.raises(ResultsError, match=rf"{path}: was run with other settings"):
+        collect([path], {spec.name: other})
+    with pytest.raises(ResultsError, match="other settings"):
+        collect([path], {})

@@ -170,6 +170,13 @@ def test_editing_training_code_trains_nothing_again(study: Study) -> None:
     assert study.planned() == {}
 
 
+def test_editing_the_rules_of_evidence_judges_the_claims_again(study: Study) -> None:
+    code = study.folder / "linvit/evidence.py"
+    code.write_text(code.read_text() + "\n# edited\n")
+    assert study.planned() == {"claims": 1}
+    assert study.run().returncode == 0
+
+
 def test_a_deleted_figure_alone_is_made_again_from_cached_results(study: Study) -> None:
     figure = study.grid() / "fig4.png"
     figure.unlink()
@@ -209,6 +216,29 @@ def test_a_bad_configuration_is_refused_before_any_job(study: Study, change: dic
     assert result.returncode != 0
     assert message in result.stdout + result.stderr
     assert "Job stats" not in result.stdout + result.stderr
+
+
+def test_a_mistake_in_a_grid_that_is_not_chosen_is_refused_too(study: Study) -> None:
+    config = yaml.safe_load(yaml.safe_dump(CONFIG, sort_keys=False))
+    config["grids"]["breaking"][0]["inits"] = ["fullcopy"]
+    study.configure(config)
+    result = study.run("--dry-run")
+    study.configure(CONFIG)
+    assert result.returncode != 0
+    assert "grids.breaking.0: init 'fullcopy' needs a source" in result.stdout + result.stderr
+
+
+def test_cached_metrics_of_other_settings_are_not_reported(study: Study) -> None:
+    """As after copying results without Snakemake's own records of them."""
+    config = yaml.safe_load(yaml.safe_dump(CONFIG, sort_keys=False))
+    config["recipes"]["short"]["lr"] = 1e-3
+    study.configure(config)
+    (study.grid() / "runs.csv").unlink()
+    result = study.run("--rerun-triggers", "mtime")
+    study.configure(CONFIG)
+    assert result.returncode != 0
+    assert "was run with other settings" in result.stdout + result.stderr
+    assert study.run("--rerun-triggers", "mtime").returncode == 0
 
 
 def test_a_duplicate_key_is_refused(study: Study) -> None:

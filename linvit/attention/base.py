@@ -6,8 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from linvit.config import UserError
 
-class GeometryError(ValueError):
+
+class GeometryError(UserError):
     """The operator cannot work on this grid, or with these prefix tokens."""
 
 

@@ -11,6 +11,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from linvit.config import UserError
 from linvit.sources import Weights
 
 GROUPS = {
@@ -25,7 +26,7 @@ GROUPS = {
 BACKBONE = frozenset(GROUPS) - {"head"}
 
 
-class CopyError(ValueError):
+class CopyError(UserError):
     """A parameter that a copy can neither fill nor excuse."""
 
 

@@ -1,6 +1,7 @@
 # The checked study and the runs of the chosen grid. Nothing here imports torch.
 import sys
 from pathlib import Path
+from shlex import quote
 
 import linvit
 from linvit.config import ConfigError, read_yaml, study_from
@@ -12,10 +13,12 @@ try:
     for path in workflow.configfiles:
         read_yaml(path)
     STUDY = study_from(config, " + ".join(map(str, workflow.configfiles)))
-    RUNS = expand_grid(STUDY)
+    # All of them, so that a mistake in a grid is told before it is chosen.
+    GRIDS = {grid: expand_grid(STUDY, grid) for grid in STUDY.grids}
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
+RUNS = GRIDS[STUDY.grid]
 SOURCES = sources_of(STUDY)
 DATASETS = {name: entry.settings() for name, entry in STUDY.datasets.items()}
 
@@ -24,9 +27,9 @@ GRID = f"{RESULTS}/grids/{STUDY.grid}"
 PACKAGE = Path(linvit.__file__).parent
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
 if DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method:
-    LINVIT = f"PYTHONPATH={PACKAGE.parent} python -m linvit"
+    LINVIT = f"PYTHONPATH={quote(str(PACKAGE.parent))} python -m linvit"
 else:
-    LINVIT = f"{sys.executable} -m linvit"
+    LINVIT = f"{quote(sys.executable)} -m linvit"
 
 
 wildcard_constraints:

@@ -32,7 +32,7 @@ rule runs:
 rule tables:
     input:
         runs=f"{GRID}/runs.csv",
-        code=f"{PACKAGE}/tables.py",
+        code=[f"{PACKAGE}/tables.py", f"{PACKAGE}/results.py"],
     output:
         multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
     log:
@@ -40,13 +40,13 @@ rule tables:
     conda:
         ENVIRONMENT
     shell:
-        f"{LINVIT} tables {{input.runs:q}} --out {GRID} 2> {{log:q}}"
+        f"{LINVIT} tables {{input.runs:q}} --out {quote(GRID)} 2> {{log:q}}"
 
 
 rule figure:
     input:
         runs=f"{GRID}/runs.csv",
-        code=f"{PACKAGE}/figures.py",
+        code=[f"{PACKAGE}/figures.py", f"{PACKAGE}/results.py"],
     output:
         multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
     log:
@@ -60,7 +60,7 @@ rule figure:
 rule claims:
     input:
         runs=f"{GRID}/runs.csv",
-        code=f"{PACKAGE}/claims.py",
+        code=[f"{PACKAGE}/{module}.py" for module in ("claims", "evidence", "results")],
     output:
         f"{GRID}/claims.md",
     log:

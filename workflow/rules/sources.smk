@@ -13,7 +13,7 @@ rule dataset:
             exclude_defaults=True
         ),
     shell:
-        f"{LINVIT} dataset {{params.dataset:q}} --out {{output:q}} --data {STUDY.data}"
+        f"{LINVIT} dataset {{params.dataset:q}} --out {{output:q}} --data {quote(STUDY.data)}"
         f" {'--download' if STUDY.download else ''} 2> {{log:q}}"
 
 
@@ -32,5 +32,5 @@ rule source:
             f"{wildcards.source}/{wildcards.size}"
         ].model_dump_json(exclude_defaults=True),
     shell:
-        f"{LINVIT} source {{params.source:q}} --out $(dirname {{output:q}}) --data {STUDY.data}"
+        f'{LINVIT} source {{params.source:q}} --out "$(dirname {{output:q}})" --data {quote(STUDY.data)}'
         " --threads {threads} 2>> {log:q}"

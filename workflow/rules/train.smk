@@ -17,5 +17,5 @@ rule train:
     params:
         spec=lambda wildcards: RUNS[wildcards.run].to_json(),
     shell:
-        f"{LINVIT} train {{params.spec:q}} --out $(dirname {{output:q}}) --sources {RESULTS}/sources"
-        f" --data {STUDY.data} --threads {{threads}} 2>> {{log:q}}"
+        f'{LINVIT} train {{params.spec:q}} --out "$(dirname {{output:q}})" --sources {quote(RESULTS)}/sources'
+        f" --data {quote(STUDY.data)} --threads {{threads}} 2>> {{log:q}}"

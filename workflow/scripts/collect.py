@@ -1,5 +1,16 @@
 """Gather a grid's metrics into its table of runs; a script, since a shell line cannot hold thousands of paths."""
 
-from linvit import results
+import sys
+from pathlib import Path
 
-results.write_runs(results.collect(snakemake.input), snakemake.output[0])  # noqa: F821 - given by Snakemake
+# In an environment of its own the script finds the package in the clone, like every other job.
+sys.path.insert(0, str(Path(snakemake.scriptdir).parents[1]))  # noqa: F821 - given by Snakemake
+
+from linvit import results
+from linvit.config import study_from
+from linvit.grid import expand
+
+results.write_runs(
+    results.collect(snakemake.input, expand(study_from(snakemake.config))),  # noqa: F821
+    snakemake.output[0],  # noqa: F821
+)

@@ -1,0 +1,299 @@
+"""The command line: each subcommand by hand, and mistakes told in one line with exit code 2."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, store_source, study_config, write_npz
+
+import linvit
+import linvit.run
+from linvit.__main__ import main, parser
+from linvit.fit import NonFiniteLoss
+from linvit.grid import RunSpec
+
+COMMANDS = ("grid", "dataset", "source", "train", "collect", "tables", "figure", "claims")
+
+
+@pytest.fixture(autouse=True)
+def _own_logging():
+    """What `main` sets up for a process is taken back."""
+    root, timm_level = logging.getLogger(), logging.getLogger("timm").level
+    level = root.level
+    yield
+    root.setLevel(level)
+    logging.getLogger("timm").setLevel(timm_level)
+    logging.captureWarnings(False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The working directory, with images, a source and a configuration."""
+    monkeypatch.chdir(tmp_path)
+    npz = write_npz(tmp_path / "bands.npz")
+    store_source(tmp_path / "results" / "sources")
+    (tmp_path / "config.yaml").write_text(yaml.dump(study_config(npz), sort_keys=False))
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    """A child's environment, in which it finds the package that is tested here."""
+    return os.environ | {"PYTHONPATH": str(Path(linvit.__file__).parents[1])}
+
+
+def refusal(capsys, *arguments: str | Path) -> str:
+    """The one line on stderr with which a command ends with exit code 2; nothing is on stdout."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("linvit: error: ")
+    return err.strip()
+
+
+# --- help -------------------------------------------------------------------------------------------------
+
+
+def test_the_subcommands_are_those_documented():
+    (commands,) = (action for action in parser()._actions if action.choices)
+    assert tuple(commands.choices) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_subcommand_explains_itself(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: linvit {command}")
+    assert "--config" in out if command == "grid" else "--out" in out
+
+
+def test_the_overview_names_every_subcommand(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert all(f"    {command} " in out for command in COMMANDS)
+
+
+BAD_ARGUMENTS = ["", "nosuch", "train", "train {}", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
+def test_arguments_that_are_none_end_with_code_2(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 2
+    assert "usage: linvit" in capsys.readouterr().err
+
+
+# --- doing the work ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("grid", "runs"), [("demo", 11), ("mini", 147), ("paper", 2274)])
+def test_grid_lists_a_grids_runs_one_a_line(capsys, grid, runs):
+    assert main(["grid", "--config", str(CONFIG), "--grid", grid]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) == runs
+    assert all(line.count("/") == 5 for line in lines)
+
+
+def test_grid_lists_the_configurations_own_choice_from_the_working_directory(folder, capsys):
+    assert main(["grid"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"bands/wee/relu/{start}/seed{seed}" for start in ("random/none", "copy/old") for seed in (0, 1)
+    ]
+
+
+def test_grid_lists_without_importing_torch(folder):
+    """On a login node."""
+    code = "import sys; from linvit.__main__ import main; main(['grid']); print({'torch', 'timm'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert result.stdout.splitlines()[0] == "bands/wee/relu/random/none/seed0"
+    assert result.stdout.splitlines()[4:] == ["set()"]
+
+
+def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, capsys):
+    made = spec(folder / "bands.npz", "relu", "mlpcopy-distill", source=source())
+    (folder / "dataset.json").write_text(made.dataset.model_dump_json())
+    assert main(["dataset", "dataset.json", "--out", "results/data/bands.json"]) == 0
+    manifest = json.loads((folder / "results/data/bands.json").read_text())
+    assert manifest["images"] == {"train": TRAIN, "test": TEST}
+    assert manifest["dataset"]["name"] == "bands"
+
+    stored = folder / "results/sources/old/wee/weights.safetensors"
+    published = source(path=str(stored))
+    assert main(["source", published.model_dump_json(exclude_defaults=True), "--out", "fetched"]) == 0
+    assert (folder / "fetched/source.json").exists()
+
+    assert main(["train", made.to_json(), "--out", f"results/runs/{made.name}"]) == 0
+    metrics = folder / "results" / "runs" / made.name / "metrics.json"
+    assert RunSpec.from_json(json.dumps(json.loads(metrics.read_text())["spec"])) == made
+
+    assert main(["collect", "results/runs", "--out", "runs.csv"]) == 0
+    header, row = (folder / "runs.csv").read_text().splitlines()
+    assert row.split(",")[0] == made.name
+    assert {"top1", "init", "source", "seed"} <= set(header.split(","))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_spec_may_be_given_as_a_file_and_the_sources_folder_by_option(folder):
+    short = changed(RECIPE, epochs=1, warmup_epochs=0)
+    made = spec(folder / "bands.npz", "relu", "copy", source=source(), recipe=short)
+    (folder / "spec.json").write_text(made.to_json())
+    (folder / "results" / "sources").rename(folder / "elsewhere")
+    assert main(["train", "spec.json", "--out", "run", "--sources", "elsewhere", "--data", ".", "--workers", "0"]) == 0
+    assert (folder / "run" / "metrics.json").exists()
+
+
+def test_a_source_is_trained_by_command(folder):
+    made = spec(folder / "bands.npz", "softmax", role="source", recipe=changed(RECIPE, epochs=1, warmup_epochs=0))
+    trained = source(train=made)
+    assert main(["source", trained.model_dump_json(exclude_defaults=True), "--out", "out"]) == 0
+    assert json.loads((folder / "out" / "source.json").read_text())["spec"]["role"] == "source"
+
+
+def test_threads_are_what_was_asked_for(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(linvit.run, "train", lambda *_, **__: {"top1": 1.0})
+    assert main(["train", spec("x").to_json(), "--out", "run", "--threads", "3"]) == 0
+    assert main(["train", spec("x").to_json(), "--out", "run"]) == 0
+    assert asked == [3]
+
+
+def test_options_reach_the_run(folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr(linvit.run, "train", lambda *a, **k: (calls.append((a, k)), {"top1": 1.0})[1])
+    made = spec("x")
+    main(["train", made.to_json(), "--out", "run", "--sources", "s", "--data", "d", "--workers", "4"])
+    (arguments, keywords) = calls[0]
+    assert arguments == (made, Path("run"))
+    assert keywords.pop("stop")() is False
+    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4}
+
+
+@pytest.mark.parametrize(("threads", "workers"), [([], 0), (["--threads", "1"], 0), (["--threads", "4"], 3)])
+def test_a_run_of_several_threads_decodes_with_all_but_one(folder, monkeypatch, threads, workers):
+    calls = []
+    monkeypatch.setattr(linvit.run, "train", lambda *a, **k: (calls.append(k), {"top1": 1.0})[1])
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    main(["train", spec("x").to_json(), "--out", "run", *threads])
+    assert calls[0]["workers"] == workers
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------
+
+GOOD = json.loads(spec("bands.npz").to_json())
+BAD_JSON = {
+    "no json": "{",
+    "nothing in it": "{}",
+    "an unknown key": json.dumps(GOOD | {"tpyo": 1}),
+    "another type": json.dumps(GOOD | {"seed": "0"}),
+    "a nested mistake": json.dumps(GOOD | {"recipe": {"name": "x", "epochs": 1, "warmup_epochs": 2}}),
+    "no such file": "nowhere.json",
+    "a folder": ".",
+}
+
+
+@pytest.mark.parametrize("text", BAD_JSON.values(), ids=BAD_JSON)
+@pytest.mark.parametrize("command", ["train", "dataset", "source"])
+def test_a_bad_spec_is_told_in_one_line(folder, capsys, command, text):
+    line = refusal(capsys, command, text, "--out", folder / "out")
+    if command == "train" and "tpyo" in text:
+        assert "tpyo" in line
+    if not text.startswith("{"):
+        assert text in line
+    assert not (folder / "out").exists()
+
+
+def test_missing_data_is_told_in_one_line(folder, capsys):
+    nowhere = dataset(folder / "nowhere.npz")
+    line = refusal(capsys, "train", spec("", dataset=nowhere).to_json(), "--out", "run")
+    assert "'bands' not found" in line
+    assert str(folder / "nowhere.npz") in line
+    line = refusal(capsys, "dataset", nowhere.model_dump_json(), "--out", "bands.json")
+    assert str(folder / "nowhere.npz") in line
+    assert not (folder / "bands.json").exists()
+
+
+def test_a_missing_source_is_told_in_one_line(folder, capsys):
+    made = spec(folder / "bands.npz", "relu", "copy", source=source().model_copy(update={"name": "other"}))
+    line = refusal(capsys, "train", made.to_json(), "--out", "run")
+    assert "results/sources/other/wee/source.json" in line
+    line = refusal(capsys, "source", source(path="nowhere.pth").model_dump_json(exclude_defaults=True), "--out", "out")
+    assert "'nowhere.pth'" in line
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line(folder, capsys):
+    (folder / "run").mkdir()
+    (folder / "run" / "checkpoint.pt").write_bytes(b"half")
+    line = refusal(capsys, "train", spec(folder / "bands.npz").to_json(), "--out", "run")
+    assert "run/checkpoint.pt" in line
+
+
+def test_an_operator_that_cannot_be_built_is_told_in_one_line(folder, capsys):
+    made = spec(folder / "bands.npz")
+    lost = made.model_copy(update={"variant": changed(made.variant, target="nowhere.attention:Mine")})
+    assert "nowhere.attention:Mine" in refusal(capsys, "train", lost.to_json(), "--out", "run")
+    odd = made.model_copy(update={"variant": changed(made.variant, kwargs={"tpyo": 1})})
+    assert "tpyo" in refusal(capsys, "train", odd.to_json(), "--out", "run")
+
+
+def test_a_bad_configuration_is_told_in_one_line(folder, capsys):
+    config = study_config(folder / "bands.npz")
+    config["recipes"]["short"]["epohcs"] = 3
+    (folder / "config.yaml").write_text(yaml.dump(config))
+    assert "config.yaml: recipes.short.epohcs: unknown key; allowed: epochs, " in refusal(capsys, "grid")
+    assert "nowhere.yaml" in refusal(capsys, "grid", "--config", "nowhere.yaml")
+
+
+def test_a_grid_that_is_not_defined_is_told_in_one_line(folder, capsys):
+    line = refusal(capsys, "grid", "--grid", "nosuch")
+    assert "'nosuch'" in line
+    assert "all" in line
+
+
+def test_a_figure_that_is_not_defined_is_told_in_one_line(folder, capsys):
+    assert "'fig9'" in refusal(capsys, "figure", "fig9", "runs.csv", "--out", "x.png")
+
+
+@pytest.mark.parametrize("command", [["collect"], ["tables"], ["figure", "fig2"], ["claims"]], ids=lambda c: c[0])
+def test_a_missing_table_or_list_of_runs_is_told_in_one_line(folder, capsys, command):
+    assert "nowhere.csv" in refusal(capsys, *command, "nowhere.csv", "--out", "out.png")
+
+
+def test_a_loss_that_is_no_number_ends_with_code_1_and_one_line(folder, capsys, monkeypatch):
+    def diverge(*_, **__):
+        raise NonFiniteLoss("loss is not finite at epoch 3, step 7")
+
+    monkeypatch.setattr(linvit.run, "train", diverge)
+    assert main(["train", spec("x").to_json(), "--out", "run"]) == 1
+    assert capsys.readouterr().err.splitlines() == ["linvit: error: loss is not finite at epoch 3, step 7"]
+
+
+def test_a_mistake_of_the_programs_is_not_hidden(folder, monkeypatch):
+    def crash(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(linvit.run, "train", crash)
+    with pytest.raises(KeyError, match="a bug"):
+        main(["train", spec("x").to_json(), "--out", "run"])
+
+
+def test_exit_codes_reach_the_shell(folder):
+    """Snakemake sees nothing else."""
+    command = [sys.executable, "-m", "linvit", "grid"]
+    good = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    assert (good.returncode, good.stderr) == (0, "")
+    (folder / "config.yaml").write_text("grid: nosuch\n")
+    bad = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    assert (bad.returncode, bad.stdout, len(bad.stderr.splitlines())) == (2, "", 1)
