@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --profile workflow/profiles/local
 
-.PHONY: help install demo mini test check clean
+.PHONY: help install demo mini test test-cluster check clean
 
 help:            ## list the commands
-	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 install: $(VENV)/.installed  ## the package and its tools, in a virtual environment
 
@@ -23,6 +23,9 @@ demo mini: install  ## run a grid on the embedded images and print its table (de
 
 test: install    ## all tests
 	$(BIN)/python -m pytest
+
+test-cluster: install  ## tests of the Slurm executor, on a Slurm that they start (Debian: slurmctld slurmd slurm-client)
+	$(BIN)/python -m pytest --override-ini=addopts=--strict-markers tests/cluster
 
 check: install   ## style, import order, workflow
 	$(BIN)/ruff check .

@@ -355,7 +355,7 @@ def _posterize(image: PIL.Image.Image, bits: int, **_: object) -> PIL.Image.Imag
     return PIL.ImageOps.posterize(image, bits) if bits else image.point(lambda _: 0)
 
 
-timm.data.auto_augment.NAME_TO_OP["PosterizeIncreasing"] = _posterize
+timm.data.auto_augment.NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing"), _posterize)
 
 
 def _per_image_transform(dataset: Dataset, recipe: Recipe, size: Size, *, training: bool) -> Callable:

@@ -256,6 +256,11 @@ def test_a_source_of_an_undefined_size_is_refused():
     assert text == "sources.deit: 'smal' is not defined; allowed: tiny, small, base, mini"
 
 
+def test_a_source_cannot_have_the_name_of_no_source():
+    """Two different runs would share a folder."""
+    assert refusal(with_value(("sources", "none"), {"mini": {"timm": "x"}})).startswith("sources.none: ")
+
+
 def test_a_recipe_for_an_undefined_size_is_refused():
     text = refusal(with_value(("datasets", "imagenet", "recipe", "smal"), "imagenet"))
     assert "datasets.imagenet.recipe" in text

@@ -466,6 +466,15 @@ def test_a_missing_folder_is_told_with_what_where_and_how(tmp_path):
     assert "one folder of images a class" in text
 
 
+def test_splits_of_different_classes_are_refused_with_the_odd_one(tmp_path):
+    """Labels are places in a sorted list of names: one name more, and every later label means another class."""
+    write_folder(tmp_path)
+    (tmp_path / "pictures" / "val" / "n01").rename(tmp_path / "pictures" / "val" / "n99")
+    for split in ("train", "test"):
+        text = refusal(pictures(), split, tmp_path)
+        assert "'n01'" in text or "'n99'" in text
+
+
 @pytest.mark.parametrize("classes", [[], ["a", "b", "c"]], ids=["no classes", "classes without images"])
 def test_a_folder_without_images_is_told_in_one_line(tmp_path, classes):
     for name in ("", *classes):
@@ -620,6 +629,19 @@ def test_an_epoch_holds_every_image_once_and_the_odd_last_batch(split, recipe, b
     assert torch.cat(labels).tolist() != list(range(TRAIN))
 
 
+@every_path
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_an_epoch_may_be_taken_up_at_any_step(split, recipe, start):
+    """The batches that were still to come, to the bit; after the last step, none."""
+    batches = batches_of(split, recipe)
+    whole = list(batches.epoch(2))
+    rest = list(batches.epoch(2, start))
+    assert len(rest) == 3 - start
+    for (images, labels), (expected, expected_labels) in zip(rest, whole[start:], strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, expected_labels)
+
+
 @pytest.mark.parametrize("name", ["file by file", "RandAugment and erasing"])
 def test_batches_do_not_depend_on_the_number_of_workers(name):
     split, recipe = PATHS[name]
@@ -700,6 +722,16 @@ def test_no_draw_of_a_recipes_augmentation_fails(recipe, channels):
         for drawn, _ in batches.epoch(epoch):
             assert drawn.isfinite().all()
             assert drawn.shape == (100, channels, 16, 16)
+
+
+@pytest.mark.parametrize("policy", ["rand-m2", "rand-m9", "rand-m9-n3-inc1", "augmix-m5-w4-d2", "original", "v0", "3a"])
+def test_no_draw_of_timms_other_policies_fails(policy):
+    """On grey images: each policy that the configuration accepts."""
+    recipe = changed(RECIPE, auto_augment=policy, batch_size=100)
+    images = torch.from_numpy(arrays(1000)[0])[:, None]
+    held = Images(images, torch.arange(1000))
+    for drawn, _ in training_batches(held, dataset("", classes=1000), recipe, SIZE, spec("").stream).epoch(1):
+        assert drawn.isfinite().all()
 
 
 def test_the_per_image_path_is_timms_with_the_recipes_settings(monkeypatch):

@@ -118,6 +118,15 @@ def test_the_reported_accuracy_is_the_last_epochs_and_the_best_stands_apart(dist
     assert set(metrics["best"]) == {"epoch", "top1", "top5"}
 
 
+def test_the_best_epoch_is_never_reported_as_the_result(study, tmp_path, monkeypatch):
+    """The accuracy falls from epoch to epoch: top-1 is the last all the same."""
+    accuracies = iter([90.0, 80.0, 70.0])
+    monkeypatch.setattr(run, "evaluate", lambda *_: {"top1": next(accuracies), "top5": 99.0})
+    metrics = run_in(study, tmp_path, spec_in(study))
+    assert (metrics["top1"], metrics["top5"]) == (70.0, 99.0)
+    assert metrics["best"] == {"epoch": 1, "top1": 90.0, "top5": 99.0}
+
+
 def test_the_best_epoch_is_the_first_of_highest_top_1():
     def record(epoch, **accuracy):
         return {"epoch": epoch, "loss": 1.0, **accuracy}

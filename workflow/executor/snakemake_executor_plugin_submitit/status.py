@@ -1,0 +1,104 @@
+"""What has become of a job: its result file decides; only where there is none, the cluster is asked."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .arrays import Work
+
+LINES = 20  # of a failed job's log, shown to the user
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a job. An error says why."""
+
+    error: str | None = None
+
+
+class Listing:
+    """The files of the jobs' folders, read once a poll: one directory, not one file per job."""
+
+    def __init__(self) -> None:
+        self.names: dict[Path, set[str]] = {}
+
+    def has(self, path: Path) -> bool:
+        if path.parent not in self.names:
+            try:
+                self.names[path.parent] = set(os.listdir(path.parent))
+            except OSError:
+                self.names[path.parent] = set()
+        return path.name in self.names[path.parent]
+
+
+def result_of(work: Work, listing: Listing) -> Verdict | None:
+    """The verdict of the result files of all ranks; None while one is missing and none is an error."""
+    complete = True
+    for rank in range(work.note.get("ranks", 1)):
+        path = work.result(rank)
+        if not listing.has(path):
+            complete = False
+            continue
+        try:
+            outcome, value = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own job
+        except (OSError, EOFError, pickle.UnpicklingError):
+            complete = False
+            continue
+        if outcome == "error":
+            return Verdict(f"{str(value).strip().splitlines()[-1]}{tail(work.log(rank))}")
+    return Verdict() if complete else None
+
+
+def judge(
+    work: Work,
+    state: str | None,
+    alive: Callable[[str | None], bool],
+    grace: float,
+    why: Callable[[Work, str | None], str],
+    listing: Listing,
+) -> Verdict | None:
+    """The verdict on a job, given the state that the cluster has just reported for it; None while it lives.
+
+    Args:
+        grace: seconds that the job must have been gone; its result may still be on its way between file servers,
+            and a failed node's job may yet be requeued.
+    """
+    result = result_of(work, listing)
+    if result is not None:
+        return result
+    if alive(state):
+        work.gone = None
+        return None
+    now = time.monotonic()
+    if work.gone is None:
+        work.gone = now
+    if now - work.gone < grace:
+        return None
+    refresh(work.folder)
+    return result_of(work, Listing()) or Verdict(
+        f"the job ended without a result: {why(work, state)}{tail(work.log())}"
+    )
+
+
+def refresh(folder: Path) -> None:
+    """Makes a network file system look at the folder again."""
+    try:
+        folder.chmod(folder.stat().st_mode)
+    except OSError:
+        return
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, and where it is."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 20_000))
+            lines = file.read().decode(errors="replace").splitlines()[-LINES:]
+    except OSError:
+        return f"\nno log at {log}"
+    return "\n".join(["", f"--- last lines of {log}", *lines, "---"])
