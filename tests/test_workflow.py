@@ -254,3 +254,10 @@ def test_snakemake_finds_nothing_to_criticise() -> None:
     command = [sys.executable, "-m", "snakemake", "--lint"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout
+
+
+def test_snakemake_finds_the_executor_and_explains_its_settings() -> None:
+    command = [sys.executable, "-m", "snakemake", "--help"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "--submitit-array-parallelism" in result.stdout

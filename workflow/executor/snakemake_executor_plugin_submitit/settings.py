@@ -37,7 +37,7 @@ class ExecutorSettings(ExecutorSettingsBase):
     )
     array_parallelism: int = field(
         default=256,
-        metadata={"help": "Jobs of one array that run at the same time (the % of sbatch --array)."},
+        metadata={"help": "Jobs of one array that run at the same time."},
     )
     max_array_size: int | None = field(
         default=None,
