@@ -149,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
-    logging.getLogger("timm").setLevel(logging.WARNING)
+    for library in ("timm", "fontTools"):  # at work, they tell more than a log of runs needs
+        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)

@@ -108,8 +108,8 @@ class Comparison:
             for variant in in_order(pairs["variant"], VARIANTS)
             if self.rule.contradicts(self._effect(pairs[pairs["variant"] == variant]))
         ]
-        if verdict is Verdict.HOLDS and against:
-            return Verdict.FAILS, f"it would over all operators ({reason}), but is contradicted by {', '.join(against)}"
+        if against and verdict is not Verdict.FAILS:
+            return Verdict.FAILS, f"contradicted by {', '.join(against)} alone; over all operators, {reason}"
         return verdict, reason
 
 
@@ -312,7 +312,7 @@ def _rules() -> str:
         f"mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} seeded draws above. Pairs count as "
         "independent, although those of one seed share their images' order and may share a run.\n\n"
         f"{rules}\n\n"
-        "What holds over all operators does not hold where a single operator contradicts it.\n\n"
+        "A statement about all operators does not hold where a single one contradicts it, whatever the average.\n\n"
         "A claim of several comparisons holds if all of them hold and does not hold if any does not; otherwise it is "
         "not testable."
     )
