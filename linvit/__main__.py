@@ -28,11 +28,13 @@ def grid(options: argparse.Namespace) -> None:
 
 def dataset(options: argparse.Namespace) -> None:
     """Check that a data set is there and of the expected size (with --download, fetch it), and write a manifest."""
-    from linvit import data
+    from linvit import datasets
     from linvit.files import write_text
 
     part = _read(Dataset, options.dataset)
-    sizes = {split: len(data.read(part, split, options.data, download=options.download)) for split in ("train", "test")}
+    sizes = {
+        split: len(datasets.read(part, split, options.data, download=options.download)) for split in ("train", "test")
+    }
     write_text(
         options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from linvit import __version__, data, sources
+from linvit import __version__, data, datasets, sources
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -46,8 +46,8 @@ def train(
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     write_text(folder / "spec.json", spec.to_json() + "\n")
-    train_data = data.read(spec.dataset, "train", data_root) if spec.init.train else None
-    test_data = data.read(spec.dataset, "test", data_root)
+    train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
+    test_data = datasets.read(spec.dataset, "test", data_root)
     weights = load_weights(spec.source, sources_folder) if spec.source else None
     student = build_student(spec, weights).to(device)
     options = {"device": device, "workers": workers}

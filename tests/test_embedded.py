@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from linvit import data, sources
+from linvit import data, datasets, sources
 from linvit.config import load_study
 from linvit.evaluate import evaluate
 from linvit.files import resource
@@ -36,7 +36,7 @@ def test_it_classifies_test_images(model: torch.nn.Module, name: str) -> None:
     if dataset.idx and not Path(dataset.idx).is_dir():
         pytest.skip("the full Fashion-MNIST is not installed")
     batches = data.evaluation_batches(
-        data.read(dataset, "test", "data"), dataset, STUDY.recipes["fashion-source"], STUDY.sizes["mini"]
+        datasets.read(dataset, "test", "data"), dataset, STUDY.recipes["fashion-source"], STUDY.sizes["mini"]
     )
     assert evaluate(model, batches)["top1"] >= 84
 

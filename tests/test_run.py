@@ -27,7 +27,7 @@ from tiny import (
     write_npz,
 )
 
-from linvit import data, run, sources
+from linvit import data, datasets, run, sources
 from linvit.config import Init
 from linvit.evaluate import count_flops, count_parameters, evaluate
 from linvit.fit import NonFiniteLoss
@@ -147,7 +147,7 @@ def test_the_saved_model_is_the_one_that_was_evaluated(distilled, study):
     chosen, folder, metrics = distilled
     model = build_vit(SIZE, chosen.variant, num_classes=CLASSES)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    test = data.read(chosen.dataset, "test", study)
+    test = datasets.read(chosen.dataset, "test", study)
     found = evaluate(model, data.evaluation_batches(test, chosen.dataset, chosen.recipe, chosen.size))
     assert found == {"top1": metrics["top1"], "top5": metrics["top5"]}
     assert metrics["parameters"] == count_parameters(model)
@@ -323,13 +323,13 @@ def test_a_run_starts_from_what_its_init_copies(study, start, groups):
 
 def test_a_run_does_not_read_more_data_than_it_needs(study, tmp_path, monkeypatch):
     splits = []
-    original = data.read
+    original = datasets.read
 
     def read(dataset, split, *arguments, **options):
         splits.append(split)
         return original(dataset, split, *arguments, **options)
 
-    monkeypatch.setattr(data, "read", read)
+    monkeypatch.setattr(datasets, "read", read)
     train(spec_in(study, "softmax", "pretrained"), tmp_path, sources_folder=study, data_root=study)
     assert splits == ["test"]
 
@@ -339,7 +339,7 @@ def test_the_pretrained_source_is_evaluated_as_it_is_with_its_own_head(study, tm
     metrics = run_in(study, tmp_path, chosen)
     model = build_vit(SIZE, num_classes=CLASSES)
     model.load_state_dict(softmax_weights())
-    test = data.read(chosen.dataset, "test", study)
+    test = datasets.read(chosen.dataset, "test", study)
     expected = evaluate(model, data.evaluation_batches(test, chosen.dataset, chosen.recipe, SIZE))
     assert {key: metrics[key] for key in ("top1", "top5")} == expected
     assert (metrics["history"], metrics["best"], metrics["train_images_per_second"]) == ([], None, None)

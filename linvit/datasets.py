@@ -1,0 +1,165 @@
+"""Labelled images by data-set name: torchvision's sets, image folders, npz and idx files."""
+
+import gzip
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from importlib.resources import as_file
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import torch
+import torchvision.datasets
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from linvit.config import Dataset, UserError
+from linvit.files import resource
+
+
+class DataError(UserError):
+    """A data set that is missing, or not the one its name says."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split in memory: uint8 images [n, C, H, W] and labels [n]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        """As a torchvision data set gives it, for transforms that work on single images."""
+        return F.to_pil_image(self.images[index]), int(self.labels[index])
+
+
+Split = Images | torch.utils.data.Dataset
+
+
+def read(dataset: Dataset, split: str, root: str | Path, *, download: bool = False) -> Split:
+    """The "train" or "test" split of a data set, its size checked.
+
+    Raises:
+        DataError: one line with what is missing, where it was looked for, and how to get it.
+    """
+    readers = {"npz": _read_npz, "idx": _read_idx, "torchvision": _read_torchvision, "folder": _read_folder}
+    kind = next(kind for kind in readers if getattr(dataset, kind) is not None)
+    data = readers[kind](dataset, split, Path(root), download)
+    expected = getattr(dataset, f"{split}_size")
+    if expected and len(data) != expected:
+        raise DataError(f"data set {dataset.name!r}: {len(data)} {split} images, expected {expected}")
+    if isinstance(data, Images) and not 0 <= int(data.labels.min()) <= int(data.labels.max()) < dataset.classes:
+        raise DataError(f"data set {dataset.name!r}: {split} labels outside 0..{dataset.classes - 1}")
+    return data
+
+
+def _read_npz(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
+    with as_file(resource(dataset.npz)) as path:
+        if not path.is_file():
+            raise _missing(dataset, path, "put the file there")
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return _images(arrays[f"{split}_images"], arrays[f"{split}_labels"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise _damaged(dataset, path, error) from error
+
+
+def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
+    name = getattr(dataset, split) or split
+    paths = [Path(dataset.idx) / f"{name}-{part}-ubyte.gz" for part in ("images-idx3", "labels-idx1")]
+    for path in paths:
+        if not path.is_file():
+            raise _missing(dataset, path, "install it, for Fashion-MNIST Debian's package dataset-fashion-mnist")
+    images, labels = map(read_idx, paths)
+    return _images(images, labels)
+
+
+def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
+    reader = getattr(torchvision.datasets, dataset.torchvision, None)
+    if reader is None:
+        raise DataError(f"data set {dataset.name!r}: torchvision.datasets has no {dataset.torchvision!r}")
+    arguments = getattr(dataset, split) or {}
+    try:
+        data = reader(root, download=download, **arguments)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"data set {dataset.name!r}: torchvision's {dataset.torchvision} refused {arguments}: {_reason(error)}"
+        ) from error
+    except (RuntimeError, OSError) as error:
+        how = f"run once with --config download=true, or put torchvision's {dataset.torchvision} files there"
+        if download:
+            how = f"the download failed ({_reason(error)}); put torchvision's {dataset.torchvision} files there"
+        raise _missing(dataset, root, how) from error
+    array = getattr(data, "data", None)
+    if array is None:
+        return data
+    return _images(np.asarray(array), np.asarray(data.targets if hasattr(data, "targets") else data.labels))
+
+
+def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
+    defaults = {"train": "train", "test": "val"}
+    folders = {key: root / dataset.folder / (getattr(dataset, key) or name) for key, name in defaults.items()}
+    folder = folders[split]
+    if not folder.is_dir():
+        raise _missing(dataset, folder, "put one folder of images a class there (ImageNet's layout)")
+    try:
+        data = torchvision.datasets.ImageFolder(folder)
+    except FileNotFoundError as error:
+        raise DataError(f"data set {dataset.name!r}: {folder}: {_reason(error)}") from error
+    if len(data.classes) != dataset.classes:
+        raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {dataset.classes}")
+    # Labels are places in the sorted list of class names, so both splits must have the same ones.
+    for other in folders.values():
+        names = sorted(path.name for path in other.iterdir() if path.is_dir()) if other.is_dir() else data.classes
+        if names != data.classes:
+            odd = min(set(names) ^ set(data.classes))
+            raise DataError(f"data set {dataset.name!r}: class {odd!r} is not in both {folder} and {other}")
+    return data
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array of unsigned bytes from a gzipped idx file, the format of MNIST and its kin.
+
+    Raises:
+        DataError: it is not a whole file of that kind.
+    """
+    try:
+        with gzip.open(path) as file:
+            _, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            array = np.frombuffer(file.read(), np.uint8)
+        if kind == 8:
+            return array.reshape(shape)
+        reason = f"elements of kind {kind}, not unsigned bytes"
+    except (OSError, ValueError, EOFError, struct.error, zlib.error) as error:
+        reason = _reason(error)
+    raise DataError(f"{path}: not a whole gzipped idx file: {reason}")
+
+
+def _images(array: np.ndarray, labels: np.ndarray) -> Images:
+    """From [n, H, W], [n, H, W, C] or [n, C, H, W] bytes."""
+    if len(array) != len(labels):
+        raise DataError(f"{len(array)} images but {len(labels)} labels")
+    images = torch.from_numpy(array.copy())
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.shape[-1] in (1, 3):
+        images = images.permute(0, 3, 1, 2)
+    return Images(images.contiguous(), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _missing(dataset: Dataset, where: Path, how: str) -> DataError:
+    return DataError(f"data set {dataset.name!r} not found: looked for {where}; to get it: {how}")
+
+
+def _damaged(dataset: Dataset, where: Path, error: Exception) -> DataError:
+    return DataError(f"data set {dataset.name!r}: {where} cannot be read: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

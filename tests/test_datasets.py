@@ -1,0 +1,509 @@
+"""Reading data sets: the embedded one, torchvision's, folders, npz and idx files, and what is refused."""
+
+import gzip
+import inspect
+import struct
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import torchvision.datasets
+from tiny import RECIPE, RGB, SIZE, STUDY, TEST, TRAIN, arrays, dataset, one_line, spec, write_npz
+
+from linvit.data import evaluation_batches, training_batches
+from linvit.datasets import DataError, Images, read, read_idx
+from linvit.embedded.make_images import first_of_each_class, make
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+EMBEDDED = files("linvit.embedded")
+TORCHVISION = [name for name, entry in STUDY.datasets.items() if entry.torchvision]
+has_fashion = pytest.mark.skipif(not FASHION.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+
+
+def refusal(*arguments, **options) -> str:
+    """The one line with which reading a data set is refused."""
+    with pytest.raises(DataError) as caught:
+        read(*arguments, **options)
+    return one_line(caught.value)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    return write_npz(tmp_path / "bands.npz")
+
+
+# --- the embedded images ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedded() -> dict[str, np.ndarray]:
+    with np.load(EMBEDDED / "fashion_mnist.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize(("split", "of_each_class"), [("train", 100), ("test", 500)])
+def test_the_embedded_images_are_class_balanced(embedded, split, of_each_class):
+    images, labels = embedded[f"{split}_images"], embedded[f"{split}_labels"]
+    assert images.shape == (10 * of_each_class, 28, 28)
+    assert images.dtype == labels.dtype == np.uint8
+    assert np.bincount(labels).tolist() == [of_each_class] * 10
+
+
+def test_the_embedded_images_are_small_and_come_with_their_licence():
+    assert (EMBEDDED / "fashion_mnist.npz").stat().st_size <= 3 * 2**20
+    licence = (EMBEDDED / "LICENSE.fashion-mnist").read_text()
+    assert "MIT License" in licence
+    assert "Zalando" in licence
+
+
+def test_no_embedded_test_image_is_a_training_image(embedded):
+    train, test = ({image.tobytes() for image in embedded[f"{split}_images"]} for split in ("train", "test"))
+    assert train.isdisjoint(test)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_embedded_set_is_read_as_the_configuration_describes_it(embedded, split):
+    found = read(STUDY.datasets["fashion-1k"].settings(), split, "unused")
+    assert torch.equal(found.images, torch.from_numpy(embedded[f"{split}_images"])[:, None])
+    assert found.labels.tolist() == embedded[f"{split}_labels"].tolist()
+
+
+def test_the_configurations_statistics_are_those_of_the_images(embedded):
+    entry = STUDY.datasets["fashion-1k"]
+    pixels = embedded["train_images"] / 255
+    assert abs(pixels.mean() - entry.mean[0]) < 0.01
+    assert abs(pixels.std() - entry.std[0]) < 0.01
+
+
+@has_fashion
+def test_the_embedded_images_are_those_that_make_images_draws(tmp_path, embedded):
+    make(FASHION, tmp_path / "again.npz", holdout=False)
+    with np.load(tmp_path / "again.npz") as again:
+        assert set(again.files) == set(embedded)
+        assert all(np.array_equal(again[name], embedded[name]) for name in embedded)
+
+
+@has_fashion
+def test_the_embedded_test_images_come_from_the_official_test_split(embedded):
+    official = {image.tobytes() for image in read_idx(FASHION / "t10k-images-idx3-ubyte.gz")}
+    assert all(image.tobytes() in official for image in embedded["test_images"])
+
+
+def write_idx(path: Path, array: np.ndarray, *, kind: int = 8, keep: int | None = None) -> Path:
+    """An array of bytes in MNIST's format; `keep` cuts the file off before it is compressed."""
+    header = struct.pack(">HBB", 0, kind, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress((header + array.astype(np.uint8).tobytes())[:keep]))
+    return path
+
+
+def write_splits(folder: Path, *, per_class: int = 700) -> None:
+    """A full set in miniature: each image holds its number and its split."""
+    for prefix, mark in (("train", 1), ("t10k", 2)):
+        labels = np.arange(10 * per_class) % 10
+        images = np.zeros((len(labels), 2, 2))
+        images[:, 0, 0], images[:, 0, 1], images[:, 1, 0] = np.arange(len(labels)) // 256, labels, mark
+        images[:, 1, 1] = np.arange(len(labels)) % 256
+        write_idx(folder / f"{prefix}-images-idx3-ubyte.gz", images)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", labels)
+
+
+@pytest.mark.parametrize("holdout", [False, True])
+def test_make_images_takes_the_first_of_each_class_and_a_holdout_only_from_the_training_split(tmp_path, holdout):
+    write_splits(tmp_path)
+    make(tmp_path, tmp_path / "out.npz", holdout)
+    with np.load(tmp_path / "out.npz") as out:
+        images = {split: out[f"{split}_images"] for split in ("train", "test")}
+        labels = {split: out[f"{split}_labels"] for split in ("train", "test")}
+    assert (images["train"][:, 1, 0] == 1).all()
+    assert (images["test"][:, 1, 0] == (1 if holdout else 2)).all()
+    numbers = {split: images[split][:, 0, 0].astype(int) * 256 + images[split][:, 1, 1] for split in images}
+    assert numbers["train"].tolist() == list(range(1000))
+    assert numbers["test"].tolist() == list(range(1000, 6000) if holdout else range(5000))
+    for split in images:
+        assert (images[split][:, 0, 1] == labels[split]).all()
+
+
+def test_the_first_of_each_class_keep_the_splits_order():
+    labels = np.array([1, 0, 1, 2, 0, 1, 0, 2, *range(3, 10), *range(3, 10)])
+    assert first_of_each_class(labels, 0, 1).tolist() == [0, 1, 3, 8, 9, 10, 11, 12, 13, 14]
+    assert first_of_each_class(labels, 1, 1)[:3].tolist() == [2, 4, 7]
+
+
+# --- npz and idx ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1,)])
+def test_an_npz_of_any_layout_is_read_as_channels_first(tmp_path, shape):
+    images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, *shape)).astype(np.uint8)
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels)
+    found = read(dataset(tmp_path / "a.npz", train_size=6), "train", ".")
+    expected = images.transpose(0, 3, 1, 2) if shape else images[:, None]
+    assert np.array_equal(found.images.numpy(), expected)
+    assert found.images.dtype == torch.uint8
+    assert found.labels.tolist() == labels.tolist()
+    assert len(found) == 6
+
+
+def test_channels_first_images_stay_as_they_are(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 7)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", test_images=images, test_labels=np.arange(6) % 3)
+    found = read(dataset(tmp_path / "a.npz", test_size=6), "test", ".")
+    assert np.array_equal(found.images.numpy(), images)
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 5), (3, 4, 5)])
+def test_an_idx_file_is_read_as_it_was_written(tmp_path, shape):
+    array = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    assert np.array_equal(read_idx(write_idx(tmp_path / "a.gz", array)), array)
+
+
+def test_an_idx_set_is_found_by_the_names_of_its_splits(tmp_path):
+    for split, n in (("train", 6), ("t10k", 3)):
+        images, labels = arrays(n)
+        write_idx(tmp_path / f"{split}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{split}-labels-idx1-ubyte.gz", labels)
+    settings = dataset("", npz=None, idx=str(tmp_path), train="train", test="t10k", train_size=6, test_size=3)
+    assert len(read(settings, "train", ".")) == 6
+    assert torch.equal(read(settings, "test", ".").images, torch.from_numpy(arrays(3)[0])[:, None])
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    text = refusal(settings, "test", ".")
+    assert str(tmp_path / "t10k-labels-idx1-ubyte.gz") in text
+    assert "dataset-fashion-mnist" in text
+
+
+def damaged_idx(path: Path, damage: str) -> Path:
+    array = np.arange(60).reshape(3, 4, 5)
+    whole = write_idx(path, array).read_bytes()
+    if damage == "compressed stream cut off":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "pixels missing":
+        write_idx(path, array, keep=40)
+    elif damage == "header cut off":
+        write_idx(path, array, keep=10)
+    elif damage == "hardly begun":
+        write_idx(path, array, keep=2)
+    elif damage == "not compressed":
+        path.write_bytes(b"<!doctype html>")
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "of floats":
+        write_idx(path, array, kind=13)
+    elif damage == "bytes too many":
+        path.write_bytes(gzip.compress(gzip.decompress(whole) + b"\0"))
+    return path
+
+
+IDX_DAMAGES = [
+    "compressed stream cut off",
+    "pixels missing",
+    "header cut off",
+    "hardly begun",
+    "not compressed",
+    "empty",
+    "of floats",
+    "bytes too many",
+]
+
+
+@pytest.mark.parametrize("damage", IDX_DAMAGES)
+def test_a_damaged_idx_file_is_named_in_one_line(tmp_path, damage):
+    path = damaged_idx(tmp_path / "train-images-idx3-ubyte.gz", damage)
+    with pytest.raises(DataError) as caught:
+        read_idx(path)
+    assert str(path) in one_line(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no zip", "labels missing", "fewer labels than images"])
+def test_a_damaged_npz_file_is_named_in_one_line(tmp_path, npz, damage):
+    if damage == "truncated":
+        npz.write_bytes(npz.read_bytes()[:2000])
+    elif damage == "no zip":
+        npz.write_bytes(b"<!doctype html>")
+    else:
+        images, labels = arrays(TRAIN)
+        few = {"train_labels": labels[:-1]} if damage.startswith("fewer") else {}
+        np.savez(npz, train_images=images, **few)
+    text = refusal(dataset(npz, train_size=None), "train", ".")
+    assert "'bands'" in text
+
+
+# --- torchvision ------------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """Like CIFAR and STL-10: all images as one array."""
+
+    def __init__(self, array: np.ndarray, **labels) -> None:
+        self.data = array
+        vars(self).update(labels)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+class Files:
+    """Like Food-101, Flowers-102 and Pets: images of any size, decoded one by one."""
+
+    def __init__(self, n: int, classes: int) -> None:
+        generator = np.random.default_rng(0)
+        self._images = [
+            PIL.Image.fromarray(generator.integers(0, 256, (20 + i % 7, 25 - i % 5, 3)).astype(np.uint8))
+            for i in range(n)
+        ]
+        self._labels = [i % classes for i in range(n)]
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        return self._images[index], self._labels[index]
+
+
+def fake_reader(name: str, n: int, classes: int, calls: list[dict]) -> Callable:
+    """A stand-in for a class of torchvision.datasets, holding what that class holds."""
+
+    def reader(root, **arguments):
+        calls.append({"root": root, **arguments})
+        array = np.random.default_rng(1).integers(0, 256, (n, 12, 12, 3)).astype(np.uint8)
+        labels = [i % classes for i in range(n)]
+        return {
+            "CIFAR10": lambda: Arrays(array, targets=labels),
+            "CIFAR100": lambda: Arrays(array, targets=labels),
+            "STL10": lambda: Arrays(array.transpose(0, 3, 1, 2), labels=np.array(labels)),
+        }.get(name, lambda: Files(n, classes))()
+
+    return reader
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Puts a stand-in for a torchvision class in place and returns the list of its calls."""
+
+    def put(name: str, n: int = 11, classes: int = 5) -> list[dict]:
+        calls: list[dict] = []
+        monkeypatch.setattr(torchvision.datasets, name, fake_reader(name, n, classes, calls))
+        return calls
+
+    return put
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_torchvisions_class_takes_the_arguments_of_the_configuration(name, split):
+    entry = STUDY.datasets[name]
+    constructor = getattr(torchvision.datasets, entry.torchvision).__init__
+    inspect.signature(constructor).bind(None, "root", download=False, **getattr(entry, split))
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_missing_torchvision_set_is_told_with_what_where_and_how(tmp_path, name, split):
+    """By torchvision's own classes, which check the values of their arguments before they look for files."""
+    text = refusal(STUDY.datasets[name].settings(), split, tmp_path / "data")
+    assert f"data set {name!r} not found" in text
+    assert str(tmp_path / "data") in text
+    assert "download=true" in text
+    assert STUDY.datasets[name].torchvision in text
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_torchvision_set_is_read_with_the_configurations_arguments(fake, tmp_path, name, split):
+    entry = STUDY.datasets[name]
+    calls = fake(entry.torchvision)
+    settings = entry.settings().model_copy(update={f"{split}_size": 11})
+    found = read(settings, split, tmp_path, download=True)
+    assert len(found) == 11
+    assert calls == [{"root": tmp_path, "download": True, **getattr(entry, split)}]
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_a_torchvision_set_gives_batches_of_images_and_their_own_labels(fake, tmp_path, name):
+    entry = STUDY.datasets[name]
+    fake(entry.torchvision)
+    settings = entry.settings().model_copy(update={"train_size": 11, "test_size": 11})
+    run = spec("", dataset=settings, size=RGB)
+    batches = training_batches(read(settings, "train", tmp_path), settings, RECIPE, RGB, run.stream)
+    found = list(batches.epoch(1))
+    assert [len(labels) for _, labels in found] == [8, 3]
+    assert len(batches) == 2
+    assert all(images.shape[1:] == (3, 16, 16) and images.dtype == torch.float32 for images, _ in found)
+    assert sorted(torch.cat([labels for _, labels in found]).tolist()) == sorted(i % 5 for i in range(11))
+    test = evaluation_batches(read(settings, "test", tmp_path), settings, RECIPE, RGB)
+    assert torch.cat([labels for _, labels in test]).tolist() == [i % 5 for i in range(11)]
+
+
+@pytest.mark.parametrize("name", ["cifar10", "stl10"])
+def test_an_array_like_torchvision_set_keeps_its_pixels(fake, tmp_path, name):
+    entry = STUDY.datasets[name]
+    fake(entry.torchvision)
+    found = read(entry.settings().model_copy(update={"test_size": 11}), "test", tmp_path)
+    expected = np.random.default_rng(1).integers(0, 256, (11, 12, 12, 3)).astype(np.uint8).transpose(0, 3, 1, 2)
+    assert isinstance(found, Images)
+    assert np.array_equal(found.images.numpy(), expected)
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_torchvision_set_of_the_wrong_size_is_refused(fake, tmp_path, name, split):
+    entry = STUDY.datasets[name]
+    fake(entry.torchvision)
+    text = refusal(entry.settings(), split, tmp_path)
+    assert text == f"data set {name!r}: 11 {split} images, expected {getattr(entry, f'{split}_size')}"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "stl10"])
+def test_a_torchvision_set_with_more_classes_than_configured_is_refused(fake, tmp_path, name):
+    entry = STUDY.datasets[name]
+    fake(entry.torchvision)
+    settings = entry.settings().model_copy(update={"train_size": 11, "classes": 4})
+    assert refusal(settings, "train", tmp_path) == f"data set {name!r}: train labels outside 0..3"
+
+
+def test_a_name_that_torchvision_does_not_know_is_refused(tmp_path):
+    settings = dataset("", npz=None, torchvision="CIFAR11")
+    assert "no 'CIFAR11'" in refusal(settings, "train", tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [{"splitt": "train"}, {"split": "trian"}])
+def test_arguments_that_torchvision_does_not_take_are_told_with_the_data_sets_name(tmp_path, arguments):
+    settings = dataset("", npz=None, torchvision="Flowers102", train=arguments)
+    assert "'bands'" in refusal(settings, "train", tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("File not found or corrupted.")])
+def test_a_download_that_fails_is_told_in_one_line(monkeypatch, tmp_path, error):
+    """urllib's errors are OSErrors: so it is on a compute node without a network."""
+
+    def reader(root, **arguments):
+        raise error
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", reader)
+    text = refusal(STUDY.datasets["cifar10"].settings(), "train", tmp_path, download=True)
+    assert "'cifar10'" in text
+    assert str(tmp_path) in text
+
+
+# --- folders ----------------------------------------------------------------------------------------------
+
+
+def write_folder(root: Path, *, train: int = 7, val: int = 4, classes: int = 3) -> Path:
+    """ImageNet's layout: a folder a class, images of many sizes and kinds."""
+    generator = np.random.default_rng(3)
+    modes = ["RGB", "L", "RGBA", "P"]
+    for split, n in (("train", train), ("val", val)):
+        for label in range(classes):
+            folder = root / "pictures" / split / f"n{label:02}"
+            folder.mkdir(parents=True)
+            for i in range(n):
+                pixels = generator.integers(0, 256, (18 + 3 * i, 30 - 2 * i, 3)).astype(np.uint8)
+                PIL.Image.fromarray(pixels).convert(modes[i % 4]).save(folder / f"{i}.png")
+    return root
+
+
+def pictures(**changes):
+    fields = {"npz": None, "folder": "pictures", "train_size": 21, "test_size": 12, "channels": 3}
+    return dataset("", **fields | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data"))
+
+
+def test_a_folder_is_read_with_val_as_its_test_split(folder):
+    train, test = read(pictures(), "train", folder), read(pictures(), "test", folder)
+    assert (len(train), len(test)) == (21, 12)
+    assert Path(test.root) == folder / "pictures" / "val"
+    assert [label for _, label in test] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_folder_may_name_its_splits(folder):
+    assert len(read(pictures(test="train", test_size=21), "test", folder)) == 21
+
+
+def test_images_of_every_kind_become_three_channels(folder):
+    for images, labels in evaluation_batches(read(pictures(), "test", folder), pictures(), RECIPE, RGB):
+        assert images.shape == (len(labels), 3, 16, 16)
+        assert images.isfinite().all()
+
+
+def test_images_of_every_kind_become_grey_for_a_grey_model(folder):
+    settings = pictures(channels=1)
+    batches = training_batches(read(settings, "train", folder), settings, RECIPE, SIZE, spec("").stream)
+    assert [images.shape for images, _ in batches.epoch(1)] == [(8, 1, 16, 16), (8, 1, 16, 16), (5, 1, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "split", "reason"),
+    [
+        ({"train_size": 20}, "train", "21 train images, expected 20"),
+        ({"test_size": 13}, "test", "12 test images, expected 13"),
+        ({"classes": 4}, "train", "3 classes, not 4"),
+        ({"classes": 2}, "test", "3 classes, not 2"),
+        ({"folder": "nowhere"}, "train", "not found"),
+        ({"train": "nowhere"}, "train", "not found"),
+    ],
+)
+def test_a_folder_that_is_not_what_was_configured_is_refused(folder, changes, split, reason):
+    text = refusal(pictures(**changes), split, folder)
+    assert reason in text
+    assert "'bands'" in text
+
+
+def test_a_missing_folder_is_told_with_what_where_and_how(tmp_path):
+    text = refusal(pictures(), "test", tmp_path)
+    assert "data set 'bands' not found" in text
+    assert str(tmp_path / "pictures" / "val") in text
+    assert "one folder of images a class" in text
+
+
+def test_splits_of_different_classes_are_refused_with_the_odd_one(tmp_path):
+    """Labels are places in a sorted list of names: one name more, and every later label means another class."""
+    write_folder(tmp_path)
+    (tmp_path / "pictures" / "val" / "n01").rename(tmp_path / "pictures" / "val" / "n99")
+    for split in ("train", "test"):
+        text = refusal(pictures(), split, tmp_path)
+        assert "'n01'" in text or "'n99'" in text
+
+
+@pytest.mark.parametrize("classes", [[], ["a", "b", "c"]], ids=["no classes", "classes without images"])
+def test_a_folder_without_images_is_told_in_one_line(tmp_path, classes):
+    for name in ("", *classes):
+        (tmp_path / "pictures" / "train" / name).mkdir(parents=True, exist_ok=True)
+    assert "'bands'" in refusal(pictures(train_size=None), "train", tmp_path)
+
+
+# --- what is refused, whatever the reader -----------------------------------------------------------------
+
+
+def test_a_missing_npz_is_told_with_what_where_and_how(tmp_path):
+    text = refusal(dataset(tmp_path / "nowhere.npz"), "train", ".")
+    assert "data set 'bands' not found" in text
+    assert str(tmp_path / "nowhere.npz") in text
+    assert "to get it" in text
+
+
+@pytest.mark.parametrize(("split", "n"), [("train", TRAIN), ("test", TEST)])
+def test_a_split_of_another_size_is_refused(npz, split, n):
+    text = refusal(dataset(npz, **{f"{split}_size": n + 1}), split, ".")
+    assert text == f"data set 'bands': {n} {split} images, expected {n + 1}"
+    assert len(read(dataset(npz, **{f"{split}_size": None}), split, ".")) == n
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_labels_outside_of_the_classes_are_refused(npz, classes):
+    assert refusal(dataset(npz, classes=classes), "test", ".") == (
+        f"data set 'bands': test labels outside 0..{classes - 1}"
+    )
+
+
+def test_negative_labels_are_refused(tmp_path):
+    images, labels = arrays(6)
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels.astype(np.int64) - 1)
+    assert "outside 0..2" in refusal(dataset(tmp_path / "a.npz", train_size=6), "train", ".")
