@@ -12,6 +12,7 @@ help:            ## list the commands
 install: $(VENV)/.installed  ## the package and its tools, in a virtual environment
 
 $(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV): some minutes, about 6 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

@@ -14,8 +14,10 @@ import pandas as pd
 
 from linvit.evidence import (
     ABOUT_EQUAL,
+    ALPHA,
     EXACT_PAIRS,
     GREATER,
+    MIN_PAIRS,
     NO_GAIN,
     NOT_WORSE,
     RESAMPLES,
@@ -102,6 +104,9 @@ class Comparison:
     def _decide(self, pooled: Effect, pairs: pd.DataFrame) -> Decision:
         if not pooled.n:
             return Verdict.UNTESTABLE, "the grid has no pair of these two"
+        if pooled.n < MIN_PAIRS:
+            least = 0.5**pooled.n
+            return Verdict.UNTESTABLE, f"with n = {pooled.n} pairs the smallest attainable p is {least:.3g}"
         verdict, reason = self.rule.decide(pooled)
         against = [
             VARIANTS.get(variant, variant)
@@ -131,6 +136,8 @@ class Share:
 
     def _decide(self, gains: pd.DataFrame) -> Decision:
         share, low, high = share_of(gains["difference_part"], gains["difference_whole"])
+        if 0 < len(gains) < MIN_PAIRS:
+            return Verdict.UNTESTABLE, f"{len(gains)} pairs are fewer than {MIN_PAIRS}"
         if np.isnan(share):
             lack = f"{self.whole} gains nothing over {self.base}, so there is no gain to share"
             return Verdict.UNTESTABLE, lack if len(gains) else "the grid has no such three runs"
@@ -312,6 +319,7 @@ def _rules() -> str:
         f"mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} seeded draws above. Pairs count as "
         "independent, although those of one seed share their images' order and may share a run.\n\n"
         f"{rules}\n\n"
+        f"Fewer than {MIN_PAIRS} pairs decide nothing: even if all agree, the test cannot reach p < {ALPHA}. "
         "A statement about all operators does not hold where a single one contradicts it, whatever the average.\n\n"
         "A claim of several comparisons holds if all of them hold and does not hold if any does not; otherwise it is "
         "not testable."

@@ -441,7 +441,7 @@ def _one_line(error: ValidationError) -> str:
         message = "missing"
     else:
         message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
-    rest = f" (and {len(more)} more)" if more else ""
+    rest = f" (and {len(more)} more {'mistakes' if len(more) > 1 else 'mistake'})" if more else ""
     return " ".join(f"{key}: {message}{rest}".split()) if key else f"{message}{rest}"
 
 

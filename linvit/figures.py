@@ -21,6 +21,7 @@ from linvit.files import replacing
 from linvit.results import (
     DATASETS,
     MINUS,
+    MISSING,
     NO_SOURCE,
     STARTS,
     VARIANTS,
@@ -189,6 +190,7 @@ def _across_seeds(ax: Axes, panel: pd.DataFrame, reference: pd.DataFrame, _: lis
     for x, start in enumerate(starts):
         top1 = panel.loc[panel["start"] == start, "top1"]
         if top1.empty:
+            ax.text(x, 0.02, MISSING, ha="center", color="#888888", transform=ax.get_xaxis_transform())
             continue
         if len(top1) > 1:
             ax.scatter([x + 0.06 * len(starts)] * len(top1), top1, 6, COLORS[start], alpha=0.8, linewidths=0)

@@ -61,7 +61,8 @@ class CopyWeights:
         source = {name: t for name, t in self.weights.tensors.items() if group_of(name) in self.groups}
         missing = sorted(targets.keys() - source.keys())
         if missing:
-            raise CopyError(f"{missing[0]}: the source has no such parameter")
+            hint = "; if it is the operator's own, name it in own_parameters" if ".attn." in missing[0] else ""
+            raise CopyError(f"{missing[0]}: the source has no such parameter{hint}")
         left_over = sorted(name for name in source.keys() - targets.keys() if not _lacks(student, name))
         if left_over:
             raise CopyError(f"{left_over[0]}: the student has no such parameter, and nothing excuses it")
@@ -80,6 +81,8 @@ def targets_of(student: VisionTransformer) -> dict[str, Tensor]:
     if not student.pos_embed.requires_grad:
         del targets["pos_embed"]  # fixed positions are the variant's own
     for index, block in enumerate(student.blocks):
+        if not hasattr(block.attn, "softmax_view"):
+            raise CopyError(f"{type(block.attn).__name__} has no softmax_view(), so nothing can be copied into it")
         view = block.attn.softmax_view()
         for name, _ in block.attn.named_parameters():
             if name not in view and not any(f"{name}.".startswith(f"{own}.") for own in block.attn.own_parameters):
