@@ -45,22 +45,21 @@ def train(
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
+    options = {"device": device, "workers": workers}
     write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
     test_data = datasets.read(spec.dataset, "test", data_root)
     weights = load_weights(spec.source, sources_folder) if spec.source else None
     student = build_student(spec, weights).to(device)
-    options = {"device": device, "workers": workers}
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
 
     def evaluated() -> dict[str, float]:
         return evaluate(student, test, spec.recipe.precision)
 
     if spec.init.train:
-        batches = data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, spec.stream, **options)
         progress = fit(
             student,
-            batches,
+            data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, spec.stream, **options),
             spec.recipe,
             spec.stream,
             num_classes=spec.dataset.classes,
@@ -74,7 +73,21 @@ def train(
     else:
         progress, accuracy = Progress(), evaluated()
     save_model(student, spec, folder / "model.safetensors")
-    metrics = {
+    metrics = results_of(spec, student, progress, accuracy) | {
+        "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": versions(),
+        "commit": commit,
+    }
+    write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    return metrics
+
+
+def results_of(spec: RunSpec, student: VisionTransformer, progress: Progress, accuracy: dict[str, float]) -> dict:
+    """What a run found: its accuracy, in percent, how it got there, and what the model costs."""
+    return {
         "name": spec.name,
         "spec": json.loads(spec.to_json()),
         "top1": accuracy["top1"],
@@ -85,15 +98,7 @@ def train(
         "flops": count_flops(student, spec.size),
         "train_images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "eval_images_per_second": images_per_second(student, spec.size),
-        "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "versions": versions(),
-        "commit": commit,
     }
-    write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
-    return metrics
 
 
 def load_weights(source: Source, sources_folder: Path) -> sources.Weights:

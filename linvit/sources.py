@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import timm
@@ -60,14 +61,16 @@ def fetch(source: Source, folder: Path) -> dict:
 
 
 def _fetch_url(source: Source, folder: Path) -> dict:
-    # The format is told by the path's suffix; a query may follow it.
-    with replacing(folder / f"download{Path(urlsplit(source.url).path).suffix}") as temporary:
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".download") as scratch:
+        # The format is told by the path's suffix; a query may follow it.
+        path = Path(scratch) / f"checkpoint{Path(urlsplit(source.url).path).suffix}"
         try:
-            torch.hub.download_url_to_file(source.url, str(temporary), progress=False)
+            torch.hub.download_url_to_file(source.url, str(path), progress=False)
         except (OSError, ValueError) as error:
             raise SourceError(f"source {source.folder!r}: cannot fetch {source.url}: {_reason(error)}") from error
-        _check_sha256(temporary, source.sha256, source.url)
-        return store(read_checkpoint(temporary), source, folder, {"url": source.url, "sha256": source.sha256})
+        _check_sha256(path, source.sha256, source.url)
+        return store(read_checkpoint(path), source, folder, {"url": source.url, "sha256": source.sha256})
 
 
 def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict) -> dict:

@@ -72,6 +72,7 @@ def test_a_checkpoint_is_fetched_by_path_or_by_url(tmp_path, weights, kind, by_u
     manifest = fetch(prepared, folder)
     assert same(load(folder).tensors, weights)
     assert load(folder).grid_size == (4, 4)
+    assert {path.name for path in folder.iterdir()} == {MANIFEST, WEIGHTS}
     assert manifest == json.loads((folder / MANIFEST).read_text())
     assert manifest == {
         "name": "old/wee",
