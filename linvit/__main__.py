@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, load_study
+from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
 
 
@@ -190,9 +190,7 @@ def _read(part: type[Part], argument: str) -> Part:
     try:
         return part.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"not a {part.__name__}: {where + ': ' if where else ''}{first['msg']}") from None
+        raise ConfigError(f"not a {part.__name__}: {first_mistake(error)}") from None
     except OSError as error:
         raise ConfigError(f"{argument}: {error.strerror}") from None
 

@@ -53,6 +53,18 @@ class ConfigError(UserError):
     """A mistake in the configuration."""
 
 
+def reason_of(error: Exception) -> str:
+    """Another library's error on one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake that pydantic found, as `key: what is wrong`."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where + ': ' if where else ''}{first['msg']}"
+
+
 class Part(BaseModel):
     """One entry of the catalogue: frozen, no unknown keys, no silent conversion of types."""
 

@@ -15,7 +15,7 @@ import torchvision.datasets
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from linvit.config import Dataset, UserError
+from linvit.config import Dataset, UserError, reason_of
 from linvit.files import resource
 
 
@@ -88,12 +88,12 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
         data = reader(root, download=download, **arguments)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"data set {dataset.name!r}: torchvision's {dataset.torchvision} refused {arguments}: {_reason(error)}"
+            f"data set {dataset.name!r}: torchvision's {dataset.torchvision} refused {arguments}: {reason_of(error)}"
         ) from error
     except (RuntimeError, OSError) as error:
         how = f"run once with --config download=true, or put torchvision's {dataset.torchvision} files there"
         if download:
-            how = f"the download failed ({_reason(error)}); put torchvision's {dataset.torchvision} files there"
+            how = f"the download failed ({reason_of(error)}); put torchvision's {dataset.torchvision} files there"
         raise _missing(dataset, root, how) from error
     array = getattr(data, "data", None)
     if array is None:
@@ -110,7 +110,7 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
     try:
         data = torchvision.datasets.ImageFolder(folder)
     except FileNotFoundError as error:
-        raise DataError(f"data set {dataset.name!r}: {folder}: {_reason(error)}") from error
+        raise DataError(f"data set {dataset.name!r}: {folder}: {reason_of(error)}") from error
     if len(data.classes) != dataset.classes:
         raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {dataset.classes}")
     # Labels are places in the sorted list of class names, so both splits must have the same ones.
@@ -137,7 +137,7 @@ def read_idx(path: Path) -> np.ndarray:
             return array.reshape(shape)
         reason = f"elements of kind {kind}, not unsigned bytes"
     except (OSError, ValueError, EOFError, struct.error, zlib.error) as error:
-        reason = _reason(error)
+        reason = reason_of(error)
     raise DataError(f"{path}: not a whole gzipped idx file: {reason}")
 
 
@@ -158,8 +158,4 @@ def _missing(dataset: Dataset, where: Path, how: str) -> DataError:
 
 
 def _damaged(dataset: Dataset, where: Path, error: Exception) -> DataError:
-    return DataError(f"data set {dataset.name!r}: {where} cannot be read: {_reason(error)}")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"data set {dataset.name!r}: {where} cannot be read: {reason_of(error)}")

@@ -12,7 +12,7 @@ from typing import Annotated, get_args
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
-from linvit.config import NO_SOURCE, Group, Init, UserError
+from linvit.config import NO_SOURCE, Group, Init, UserError, first_mistake
 from linvit.files import write_text
 from linvit.grid import RunSpec
 
@@ -224,9 +224,7 @@ def _read_metrics(path: Path) -> _Metrics:
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ResultsError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+        raise ResultsError(f"{path}: {first_mistake(error)}") from None
     spec = metrics.spec
     if metrics.name != spec.name:
         raise ResultsError(f"{path}: name {metrics.name!r} is not its spec's, {spec.name!r}")

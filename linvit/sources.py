@@ -165,6 +165,7 @@ def _metadata(path: Path) -> dict:
 
 
 def _reason(error: Exception) -> str:
+    """Its first line: what torch and timm say of a checkpoint goes on for a page."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -6,7 +6,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from linvit.attention import GeometryError
-from linvit.config import ConfigError, Size, Variant, resolve_class
+from linvit.config import ConfigError, Size, Variant, reason_of, resolve_class
 from linvit.grid import SOFTMAX
 
 
@@ -64,8 +64,9 @@ def _operator_for(vit: VisionTransformer, block: nn.Module, operator: type, vari
     except GeometryError:
         raise
     except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"variants.{variant.name}: {variant.target} refused its arguments: {reason}") from error
+        raise ConfigError(
+            f"variants.{variant.name}: {variant.target} refused its arguments: {reason_of(error)}"
+        ) from error
 
 
 def fix_positions(vit: VisionTransformer) -> None:

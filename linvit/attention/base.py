@@ -86,10 +86,7 @@ class Attention(nn.Module):
 
         Copying writes into these; every other parameter must be named in `own_parameters`.
         """
-        return {name: tensor for name, tensor in self.named_parameters() if not self._is_own(name)}
-
-    def _is_own(self, name: str) -> bool:
-        return any(name == own or name.startswith(f"{own}.") for own in self.own_parameters)
+        return {name: tensor for name, tensor in self.named_parameters() if not is_own(name, self)}
 
     def _refuse_prefix_tokens(self) -> None:
         if self.num_prefix_tokens:
@@ -97,6 +94,11 @@ class Attention(nn.Module):
                 f"{type(self).__name__} takes patch tokens only, got num_prefix_tokens={self.num_prefix_tokens}; "
                 "build the ViT with class_token=False and global_pool='avg'"
             )
+
+
+def is_own(name: str, attention: nn.Module) -> bool:
+    """Whether an attention declares the parameter of this name, or the module it is in, its own."""
+    return any(f"{name}.".startswith(f"{own}.") for own in attention.own_parameters)
 
 
 def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:

@@ -11,6 +11,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from linvit.attention import is_own
 from linvit.config import UserError
 from linvit.sources import Weights
 
@@ -85,7 +86,7 @@ def targets_of(student: VisionTransformer) -> dict[str, Tensor]:
             raise CopyError(f"{type(block.attn).__name__} has no softmax_view(), so nothing can be copied into it")
         view = block.attn.softmax_view()
         for name, _ in block.attn.named_parameters():
-            if name not in view and not any(f"{name}.".startswith(f"{own}.") for own in block.attn.own_parameters):
+            if name not in view and not is_own(name, block.attn):
                 raise CopyError(f"blocks.{index}.attn.{name}: neither in softmax_view() nor in own_parameters")
         targets |= {f"blocks.{index}.attn.{name}": tensor for name, tensor in view.items()}
     return targets
@@ -117,6 +118,5 @@ def _lacks(student: VisionTransformer, name: str) -> bool:
     if name == "pos_embed":
         return not student.pos_embed.requires_grad
     if group_of(name) == "attention":
-        own = student.blocks[0].attn.own_parameters
-        return any(f"{name.split('.attn.')[1]}.".startswith(f"{parameter}.") for parameter in own)
+        return is_own(name.split(".attn.")[1], student.blocks[0].attn)
     return False
