@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
+from linvit.logs import set_up_logging
 
 
 def grid(options: argparse.Namespace) -> None:
@@ -42,25 +44,22 @@ def dataset(options: argparse.Namespace) -> None:
 
 def source(options: argparse.Namespace) -> None:
     """Bring a pre-trained Softmax ViT into a folder: fetched, or trained by the pipeline."""
+    from linvit.ranks import joined
     from linvit.run import prepare_source
 
     part = _read(Source, options.source)
-    prepare_source(part, options.out, data_root=options.data, workers=_workers(options), stop=stop_on_signal())
+    with joined() as ranks:
+        prepare_source(part, options.out, ranks=ranks, **_compute(options))
 
 
 def train(options: argparse.Namespace) -> None:
     """Carry out one run, from its spec to its metrics."""
+    from linvit.ranks import joined
     from linvit.run import train as train_run
 
     spec = _read(RunSpec, options.spec)
-    metrics = train_run(
-        spec,
-        options.out,
-        sources_folder=options.sources,
-        data_root=options.data,
-        workers=_workers(options),
-        stop=stop_on_signal(),
-    )
+    with joined() as ranks:
+        metrics = train_run(spec, options.out, sources_folder=options.sources, ranks=ranks, **_compute(options))
     logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
@@ -149,10 +148,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.captureWarnings(True)
-    for library in ("timm", "fontTools"):  # at work, they tell more than a log of runs needs
-        logging.getLogger(library).setLevel(logging.WARNING)
+    set_up_logging()
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)
@@ -174,8 +170,9 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=int, help="processes that decode images; default: one fewer than threads")
 
 
-def _workers(options: argparse.Namespace) -> int:
-    return options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
+def _compute(options: argparse.Namespace) -> dict[str, Any]:
+    workers = options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
+    return {"data_root": options.data, "workers": workers, "stop": stop_on_signal()}
 
 
 def _limit_threads(threads: int | None) -> None:

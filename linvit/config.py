@@ -210,6 +210,9 @@ class Recipe(Part):
     epochs: PositiveInt
     warmup_epochs: NonNegativeInt = 0
     batch_size: PositiveInt = 512
+    """Images in an update, over all ranks."""
+    micro_batch_size: PositiveInt | None = None
+    """Images in one forward pass of a rank, whose gradients are added up; by default its whole part of the batch."""
     lr: PositiveFloat = 2e-3
     min_lr: NonNegativeFloat = 1e-6
     betas: tuple[Beta, Beta] = (0.9, 0.999)

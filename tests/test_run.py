@@ -49,6 +49,7 @@ KEYS = {
     "eval_images_per_second",
     "wall_seconds",
     "peak_memory_bytes",
+    "ranks",
     "device",
     "versions",
     "commit",

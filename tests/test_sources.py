@@ -122,7 +122,8 @@ def test_a_source_is_trained_by_the_pipeline_with_its_spec_as_provenance(tmp_pat
     made = spec(npz, "softmax", RANDOM, seed=3, role="source")
     prepared = source(train=made)
     folder = tmp_path / "sources" / prepared.folder
-    manifest = prepare_source(prepared, folder, data_root=tmp_path)
+    prepare_source(prepared, folder, data_root=tmp_path)
+    manifest = json.loads((folder / MANIFEST).read_text())
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     assert manifest["spec"] == json.loads(made.to_json()) == metrics["spec"]
     assert manifest["top1"] == metrics["top1"]
