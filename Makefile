@@ -25,7 +25,7 @@ demo mini: install  ## run a grid on the embedded images and print its table (de
 test: install    ## all tests
 	$(BIN)/python -m pytest
 
-test-cluster: install  ## tests of the Slurm executor, on a Slurm that they start (Debian: slurmctld slurmd slurm-client)
+test-cluster: install  ## tests on a Slurm that they start themselves (Debian: slurmctld slurmd slurm-client)
 	$(BIN)/python -m pytest --override-ini=addopts=--strict-markers tests/cluster
 
 check: install   ## style, import order, workflow
