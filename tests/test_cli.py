@@ -17,6 +17,7 @@ import linvit.run
 from linvit.__main__ import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
+from linvit.ranks import Ranks
 
 COMMANDS = ("grid", "dataset", "source", "train", "collect", "tables", "figure", "claims")
 
@@ -178,7 +179,7 @@ def test_options_reach_the_run(folder, monkeypatch):
     (arguments, keywords) = calls[0]
     assert arguments == (made, Path("run"))
     assert keywords.pop("stop")() is False
-    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4}
+    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4, "ranks": Ranks()}
 
 
 @pytest.mark.parametrize(("threads", "workers"), [([], 0), (["--threads", "1"], 0), (["--threads", "4"], 3)])
