@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, datasets, sources
@@ -138,7 +139,7 @@ def prepare_source(source: Source, folder: Path, **options) -> dict:
         return sources.fetch(source, folder)
     metrics = train(source.train, folder / "run", sources_folder=folder, **options)
     origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
-    return sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
+    return sources.store(load_file(folder / "run" / "model.safetensors"), source, folder, origin)
 
 
 def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
