@@ -51,6 +51,7 @@ def train(
     train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
     test_data = datasets.read(spec.dataset, "test", data_root)
     weights = load_weights(spec.source, sources_folder) if spec.source else None
+    warn_of_other_statistics(spec, weights)
     student = build_student(spec, weights).to(device)
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
 
@@ -109,6 +110,19 @@ def load_weights(source: Source, sources_folder: Path) -> sources.Weights:
         log.info("fetching %s again", source.folder)
         sources.fetch(source, folder)
     return sources.load(folder)
+
+
+def warn_of_other_statistics(spec: RunSpec, weights: sources.Weights | None) -> None:
+    """A source that sees images normalised otherwise than in its training is not quite the model it was."""
+    given = (spec.dataset.mean, spec.dataset.std)
+    if weights and weights.statistics and weights.statistics != given:
+        log.warning(
+            "source %s was trained on images of (mean, std) %s, but those of %s are normalised by %s",
+            spec.source.folder,
+            weights.statistics,
+            spec.dataset.name,
+            given,
+        )
 
 
 def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTransformer:
