@@ -14,10 +14,10 @@ import tqdm
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from linvit.checkpoint import CheckpointError, Progress, restore, save
 from linvit.config import Recipe, RunEnded
 from linvit.data import Batches, Stream
 from linvit.device import autocast
+from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)

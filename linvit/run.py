@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, datasets, sources
-from linvit.checkpoint import Progress
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -22,6 +22,7 @@ from linvit.fit import fit
 from linvit.grid import RunSpec, Source
 from linvit.init import CopyWeights, initialize
 from linvit.init.copy import BACKBONE
+from linvit.progress import Progress
 from linvit.ranks import Ranks
 from linvit.vit import build_vit
 
@@ -54,6 +55,7 @@ def train(
     train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
     test_data = datasets.read(spec.dataset, "test", data_root)
     weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None
+    warn_of_other_statistics(spec, weights)
     student = build_student(spec, weights).to(device)
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
 
@@ -119,6 +121,19 @@ def load_weights(source: Source, sources_folder: Path, ranks: Ranks = Ranks()) -
     return sources.load(folder)
 
 
+def warn_of_other_statistics(spec: RunSpec, weights: sources.Weights | None) -> None:
+    """A source that sees images normalised otherwise than in its training is not quite the model it was."""
+    given = (spec.dataset.mean, spec.dataset.std)
+    if weights and weights.statistics and weights.statistics != given:
+        log.warning(
+            "source %s was trained on images of (mean, std) %s, but those of %s are normalised by %s",
+            spec.source.folder,
+            weights.statistics,
+            spec.dataset.name,
+            given,
+        )
+
+
 def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTransformer:
     """The model a run starts from: a random one by the run's seed, then its initialisation."""
     with torch.random.fork_rng(devices=[]):
@@ -150,7 +165,7 @@ def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **op
     metrics = train(source.train, folder / "run", sources_folder=folder, ranks=ranks, **options)
     if ranks.first:
         origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
-        sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
+        sources.store(load_file(folder / "run" / "model.safetensors"), source, folder, origin)
 
 
 def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:

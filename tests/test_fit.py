@@ -32,10 +32,10 @@ from tiny import (
 from torch import nn
 
 from linvit import fit as fitting
-from linvit.checkpoint import CheckpointError, Progress, restore, save
 from linvit.config import Recipe
 from linvit.fit import CHECK_EVERY, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
 from linvit.grid import RunSpec
+from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
 from linvit.vit import build_vit
 
