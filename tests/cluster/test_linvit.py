@@ -23,13 +23,18 @@ from linvit.grid import expand
 
 pytestmark = pytest.mark.slow
 
-# Trains in slow motion until the file `go` is there.
+# Says in which job it is, and trains in slow motion until the file `go` is there.
 PATIENT = """
-import pathlib, time
+import os, pathlib, sys, time
 from linvit.attention.kernel import ReluAttention
 
 
 class PatientAttention(ReluAttention):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        job = [os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK")]
+        print("in job", "_".join(job) if all(job) else os.environ.get("SLURM_JOB_ID"), file=sys.stderr, flush=True)
+
     def forward(self, x, attn_mask=None, is_causal=False):
         if self.training and not pathlib.Path("go").exists():
             time.sleep(1)
@@ -71,12 +76,8 @@ class Lives:
         return self.study.folder / "results/runs" / self.runs[fate].name
 
     def job_id(self, fate: str) -> str:
-        """The cluster's id, from what Snakemake says of the run's job."""
-        said = self.flow.said()
-        number = re.search(rf"jobid: (\d+)\n(?:    .*\n)*?    wildcards: run={self.runs[fate].name}\n", said)
-        assert number, said
-        submitted = re.search(rf"[Jj]ob {number[1]} .*external jobid '(\S+)'", said)
-        return submitted[1] if submitted else ""
+        """The cluster's id, from what the run says of itself."""
+        return re.search(r"^in job (\S+)$", (self.folder(fate) / "train.log").read_text(), re.MULTILINE)[1]
 
     def starts(self, fate: str) -> int:
         log = self.folder(fate) / "train.log"
