@@ -8,6 +8,7 @@ configfile: "config.yaml"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/sources.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/ood.smk"
 include: "workflow/rules/report.smk"
 
 

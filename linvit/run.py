@@ -10,9 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, datasets, sources
+from linvit.config import UserError, reason_of
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -26,6 +29,11 @@ from linvit.vit import build_vit
 log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy")
+MODEL = "model.safetensors"
+
+
+class ModelError(UserError):
+    """A run's trained model that is missing or damaged."""
 
 
 def train(
@@ -72,7 +80,7 @@ def train(
         accuracy = progress.history[-1]
     else:
         progress, accuracy = Progress(), evaluated()
-    save_model(student, spec, folder / "model.safetensors")
+    save_model(student, spec, folder / MODEL)
     metrics = results_of(spec, student, progress, accuracy) | {
         "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
@@ -138,13 +146,31 @@ def prepare_source(source: Source, folder: Path, **options) -> dict:
         return sources.fetch(source, folder)
     metrics = train(source.train, folder / "run", sources_folder=folder, **options)
     origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
-    return sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
+    return sources.store(sources.read_checkpoint(folder / "run" / MODEL), source, folder, origin)
 
 
 def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
     """The trained parameters as safetensors, with the spec in the file's metadata."""
     with replacing(path) as temporary:
         temporary.write_bytes(sources.to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
+
+
+def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
+    """What `save_model` wrote: the spec that the model was trained by, and the model on the CPU.
+
+    Raises:
+        ModelError: the file is missing or damaged, or the operator's code has changed its parameters since.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path}: not found; delete metrics.json beside it, and Snakemake trains the run again")
+    try:
+        with safe_open(path, "pt") as file:
+            spec = RunSpec.from_json(file.metadata()["spec"])
+        model = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes)
+        model.load_state_dict(sources.read_checkpoint(path))
+    except (SafetensorError, OSError, TypeError, KeyError, ValidationError, RuntimeError) as error:
+        raise ModelError(f"{path}: not a trained model that this code can read: {reason_of(error)}") from error
+    return spec, model
 
 
 def versions() -> dict[str, str]:

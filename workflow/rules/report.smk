@@ -5,6 +5,7 @@ REPORT = [
     multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
     expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
     f"{GRID}/claims.md",
+    *([f"{GRID}/ood.csv"] if EVALUATIONS else []),
 ]
 
 
