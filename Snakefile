@@ -16,3 +16,6 @@ rule all:
     default_target: True
     input:
         REPORT,
+        # Named here too: Snakemake does not miss a deleted file that only finished reports were made from.
+        METRICS,
+        EVALUATED,

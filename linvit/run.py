@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from pydantic import ValidationError
@@ -169,7 +170,8 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         model = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes)
         model.load_state_dict(sources.read_checkpoint(path))
     except (SafetensorError, OSError, TypeError, KeyError, ValidationError, RuntimeError) as error:
-        raise ModelError(f"{path}: not a trained model that this code can read: {reason_of(error)}") from error
+        reason = shorten(reason_of(error), 200, placeholder=" ...")
+        raise ModelError(f"{path}: not a trained model that this code can read: {reason}") from error
     return spec, model
 
 

@@ -1,8 +1,16 @@
 # Trained runs on further test splits of their data set: no training, and again on its own by `snakemake ood`.
+EVALUATED = expand(f"{RESULTS}/runs/{{evaluation}}.json", evaluation=EVALUATIONS)
 
 
 localrules:
     ood,
+    ood_table,
+
+
+rule ood:
+    input:
+        EVALUATED,
+        f"{GRID}/ood.csv",
 
 
 rule evaluate_ood:
@@ -28,9 +36,9 @@ rule evaluate_ood:
         f" --data {quote(STUDY.data)} --threads {{threads}} 2> {{log:q}}"
 
 
-rule ood:
+rule ood_table:
     input:
-        expand(f"{RESULTS}/runs/{{evaluation}}.json", evaluation=EVALUATIONS),
+        EVALUATED,
     output:
         f"{GRID}/ood.csv",
     log:

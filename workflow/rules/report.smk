@@ -19,7 +19,7 @@ localrules:
 
 rule runs:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS),
+        METRICS,
     output:
         f"{GRID}/runs.csv",
     log:
