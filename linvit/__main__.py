@@ -34,9 +34,7 @@ def dataset(options: argparse.Namespace) -> None:
     from linvit.files import write_text
 
     part = _read(Dataset, options.dataset)
-    sizes = {
-        split: len(datasets.read(part, split, options.data, download=options.download)) for split in ("train", "test")
-    }
+    sizes = {split: len(datasets.read(part, split, options.data, download=options.download)) for split in part.splits}
     write_text(
         options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
     )
@@ -63,12 +61,23 @@ def train(options: argparse.Namespace) -> None:
     logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
+def ood(options: argparse.Namespace) -> None:
+    """Evaluate a trained run on a further test split of its data set, out of distribution."""
+    from linvit.ood import evaluate_ood
+
+    part = _read(Dataset, options.dataset)
+    found = evaluate_ood(options.run, part, options.out, data_root=options.data, workers=_workers(options))
+    logging.getLogger("linvit").info("%s on %s: top-1 %.2f", options.run, part.name, found["top1"])
+
+
 def collect(options: argparse.Namespace) -> None:
-    """Gather metrics files, or those of whole folders, into one tidy table."""
+    """Gather metrics files, or those of whole folders, into one tidy table (with --ood, those out of distribution)."""
     from linvit import results
 
-    found = (sorted(path.rglob("metrics.json")) if path.is_dir() else [path] for path in options.metrics)
-    results.write_runs(results.collect(itertools.chain.from_iterable(found)), options.out)
+    pattern = "ood/*.json" if options.ood else "metrics.json"
+    found = (sorted(path.rglob(pattern)) if path.is_dir() else [path] for path in options.metrics)
+    gather = results.collect_ood if options.ood else results.collect
+    results.write_runs(gather(itertools.chain.from_iterable(found)), options.out)
 
 
 def tables(options: argparse.Namespace) -> None:
@@ -133,8 +142,15 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--sources", type=Path, default=Path("results/sources"), help="folder of prepared sources")
     command.add_argument("--out", type=Path, required=True, help="the run's folder")
 
+    command = _command(commands, ood)
+    command.add_argument("run", type=Path, help="the run's folder")
+    command.add_argument("dataset", help="the data set as JSON, or a file with it")
+    _add_compute(command)
+    command.add_argument("--out", type=Path, required=True, help="the file to write (json)")
+
     command = _command(commands, collect)
     command.add_argument("metrics", type=Path, nargs="+", help="metrics.json files, or folders of runs")
+    command.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
     command.add_argument("--out", type=Path, required=True, help="the table to write (csv)")
 
     for function in (tables, figure, claims):
@@ -171,8 +187,11 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
 
 
 def _compute(options: argparse.Namespace) -> dict[str, Any]:
-    workers = options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
-    return {"data_root": options.data, "workers": workers, "stop": stop_on_signal()}
+    return {"data_root": options.data, "workers": _workers(options), "stop": stop_on_signal()}
+
+
+def _workers(options: argparse.Namespace) -> int:
+    return options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
 
 
 def _limit_threads(threads: int | None) -> None:

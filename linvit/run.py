@@ -17,13 +17,14 @@ from linvit import __version__, data, datasets, sources
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
-from linvit.files import replacing, write_text
+from linvit.files import write_text
 from linvit.fit import fit
 from linvit.grid import RunSpec, Source
 from linvit.init import CopyWeights, initialize
 from linvit.init.copy import BACKBONE
 from linvit.progress import Progress
 from linvit.ranks import Ranks
+from linvit.trained import MODEL, save_model
 from linvit.vit import build_vit
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def train(
         "commit": commit,
     }
     if ranks.first:
-        save_model(student, spec, folder / "model.safetensors")
+        save_model(student, spec, folder / MODEL)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
         (folder / "checkpoint.pt").unlink(missing_ok=True)
     return metrics
@@ -165,13 +166,7 @@ def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **op
     metrics = train(source.train, folder / "run", sources_folder=folder, ranks=ranks, **options)
     if ranks.first:
         origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
-        sources.store(load_file(folder / "run" / "model.safetensors"), source, folder, origin)
-
-
-def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
-    """The trained parameters as safetensors, with the spec in the file's metadata."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(sources.to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
+        sources.store(load_file(folder / "run" / MODEL), source, folder, origin)
 
 
 def versions() -> dict[str, str]:

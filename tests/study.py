@@ -100,7 +100,7 @@ class Study:
         result = self.run("--dry-run", *options)
         assert result.returncode == 0, result.stdout + result.stderr
         jobs = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
-        return {rule: int(count) for rule, count in jobs.items() if rule not in ("total", "all")}
+        return {rule: int(count) for rule, count in jobs.items() if rule not in ("total", "all", "ood")}
 
-    def grid(self) -> Path:
-        return self.folder / "results/grids/tiny"
+    def grid(self, name: str = "tiny") -> Path:
+        return self.folder / "results/grids" / name

@@ -18,8 +18,9 @@ from linvit.__main__ import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.ranks import Ranks
+from linvit.results import read_ood
 
-COMMANDS = ("grid", "dataset", "source", "train", "collect", "tables", "figure", "claims")
+COMMANDS = ("grid", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,17 @@ def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, cap
     assert {"top1", "init", "source", "seed"} <= set(header.split(","))
     assert capsys.readouterr().out == ""
 
+    further = changed(made.dataset, name="more", test_of="bands", train_size=None)
+    run = f"results/runs/{made.name}"
+    assert main(["dataset", further.model_dump_json(), "--out", "results/data/more.json"]) == 0
+    assert json.loads((folder / "results/data/more.json").read_text())["images"] == {"test": TEST}
+    assert main(["ood", run, further.model_dump_json(exclude_defaults=True), "--out", f"{run}/ood/more.json"]) == 0
+    assert main(["collect", "--ood", "results/runs", "--out", "ood.csv"]) == 0
+    (row,) = read_ood("ood.csv").itertuples()
+    assert (row.run, row.dataset, row.images) == (made.name, "more", TEST)
+    assert row.top1 == json.loads(metrics.read_text())["top1"]
+    assert capsys.readouterr().out == ""
+
 
 def test_a_spec_may_be_given_as_a_file_and_the_sources_folder_by_option(folder):
     short = changed(RECIPE, epochs=1, warmup_epochs=0)
@@ -232,6 +244,12 @@ def test_a_missing_source_is_told_in_one_line(folder, capsys):
     assert "results/sources/other/wee/source.json" in line
     line = refusal(capsys, "source", source(path="nowhere.pth").model_dump_json(exclude_defaults=True), "--out", "out")
     assert "'nowhere.pth'" in line
+
+
+def test_a_run_without_a_model_is_told_in_one_line(folder, capsys):
+    further = dataset(folder / "bands.npz", test_of="bands", train_size=None).model_dump_json(exclude_defaults=True)
+    assert "run/model.safetensors" in refusal(capsys, "ood", "run", further, "--out", "out.json")
+    assert not (folder / "out.json").exists()
 
 
 def test_a_damaged_checkpoint_is_told_in_one_line(folder, capsys):

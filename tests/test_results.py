@@ -11,15 +11,18 @@ import pytest
 from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
 
 from linvit.config import Distill, Init, load_study
-from linvit.grid import expand
+from linvit.grid import Evaluation, evaluations, expand
 from linvit.results import (
     DTYPES,
+    OOD_DTYPES,
     ResultsError,
     beside_sources,
     collect,
+    collect_ood,
     default_runs,
     in_order,
     label,
+    read_ood,
     read_runs,
     references,
     sizes_in_order,
@@ -242,3 +245,84 @@ def test_a_run_of_other_settings_than_the_expected_is_refused(tmp_path, spec):
         collect([path], {spec.name: other})
     with pytest.raises(ResultsError, match="other settings"):
         collect([path], {})
+
+
+# --- out of distribution ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table_2() -> dict[str, Evaluation]:
+    return evaluations(load_study(CONFIG), "paper")
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation, **changes) -> Path:
+    content = {
+        "run": json.loads(evaluation.run.to_json()),
+        "dataset": json.loads(evaluation.dataset.model_dump_json(exclude_defaults=True)),
+        "images": 7500,
+        "top1": 19.1,
+        "top5": 40.5,
+        "versions": {"torch": "2.0"},
+        "commit": "abc",
+    }
+    path = folder / f"{evaluation.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | changes))
+    return path
+
+
+@pytest.fixture
+def evaluation(table_2) -> Evaluation:
+    return table_2["imagenet/base/elu/copy/deit/seed2/ood/imagenet-a"]
+
+
+def test_an_evaluation_is_a_row_with_its_data_set_and_its_runs_cell(tmp_path, evaluation, table_2):
+    frame = collect_ood([write_evaluation(tmp_path, evaluation)], table_2)
+    assert frame.dtypes.astype(str).to_dict() == OOD_DTYPES
+    assert frame.loc[0].to_dict() == {
+        "run": "imagenet/base/elu/copy/deit/seed2",
+        "dataset": "imagenet-a",
+        "size": "base",
+        "variant": "elu",
+        "init": "copy",
+        "source": "deit",
+        "seed": 2,
+        "top1": 19.1,
+        "top5": 40.5,
+        "images": 7500,
+    }
+
+
+def test_a_table_of_evaluations_is_read_as_it_was_written(tmp_path, table_2):
+    frame = collect_ood([write_evaluation(tmp_path, evaluation) for evaluation in table_2.values()], table_2)
+    assert len(frame) == 52
+    assert list(frame["dataset"]) == sorted(frame["dataset"])
+    write_runs(frame, tmp_path / "ood.csv")
+    pd.testing.assert_frame_equal(read_ood(tmp_path / "ood.csv"), frame)
+
+
+def test_evaluations_with_other_settings_or_twice_or_none_are_refused(tmp_path, evaluation, table_2):
+    path = write_evaluation(tmp_path, evaluation)
+    with pytest.raises(ResultsError, match="is there twice"):
+        collect_ood([path, path])
+    larger = evaluation.model_copy(update={"dataset": evaluation.dataset.model_copy(update={"test_size": 7501})})
+    longer = evaluation.run.model_copy(update={"recipe": evaluation.run.recipe.model_copy(update={"epochs": 301})})
+    for other in (larger, evaluation.model_copy(update={"run": longer})):
+        with pytest.raises(ResultsError, match=r"imagenet-a.json: is of other settings than the configuration's"):
+            collect_ood([path], table_2 | {evaluation.name: other})
+    with pytest.raises(ResultsError, match="has the key ood"):
+        collect_ood([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"top1": 101.0}, "top1: "), ({"images": 0}, "images: "), ({"run": {}}, "run.")]
+)
+def test_evaluations_that_cannot_be_are_refused(tmp_path, evaluation, changes, message):
+    with pytest.raises(ResultsError, match=rf"imagenet-a.json: {message}"):
+        collect_ood([write_evaluation(tmp_path, evaluation, **changes)])
+
+
+def test_a_table_of_runs_is_no_table_of_evaluations(tmp_path):
+    write_runs(frame([run()]), tmp_path / "runs.csv")
+    with pytest.raises(ResultsError, match="missing columns: images"):
+        read_ood(tmp_path / "runs.csv")

@@ -34,7 +34,8 @@ from linvit.evaluate import count_flops, count_parameters, evaluate
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.init import CopyError
-from linvit.run import best_of, build_distillation, build_student, git_commit, save_model, train
+from linvit.run import best_of, build_distillation, build_student, git_commit, train
+from linvit.trained import save_model
 from linvit.vit import build_vit
 
 KEYS = {

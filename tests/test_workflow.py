@@ -1,12 +1,55 @@
 """The real Snakefile on a tiny study: what is planned, what is run again, what a failure leaves behind."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import PIL.Image
 import pytest
 import yaml
 from study import CONFIG, ROOT, Study
+
+SYNSETS = [f"n{1440764 + 7 * number:08}" for number in range(12)]
+SHIFTED = {"test_of": "nets", "test": ".", "classes": 12, "class_names": "synsets.txt"}
+OOD = {
+    **CONFIG,
+    "grid": "shifted",
+    "recipes": {
+        "long": {
+            "epochs": 40,
+            "batch_size": 4,
+            "lr": 5e-3,
+            "eval_every": 40,
+            "crop_scale": [1.0, 1.0],
+            "flip": 0.0,
+            "color_jitter": 0.0,
+            "eval_crop": 1.0,
+        }
+    },
+    "datasets": {
+        "nets": {"folder": "nets", "classes": 12, "mean": [0.5], "std": [0.3], "recipe": "long"},
+        "nets-a": {**SHIFTED, "folder": "nets-a", "subset": "some.txt", "test_size": 3},
+        "nets-v2": {**SHIFTED, "folder": "nets-v2", "test_size": 12},
+    },
+    "sources": {},
+    "grids": {
+        "shifted": [
+            {
+                "datasets": ["nets"],
+                "sizes": ["tiny"],
+                "variants": ["relu"],
+                "inits": ["random"],
+                "seeds": [0],
+                "ood": ["nets-a", "nets-v2"],
+            },
+            {"datasets": ["nets"], "sizes": ["tiny"], "variants": ["elu"], "inits": ["random"], "seeds": [0]},
+        ],
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +131,14 @@ def test_a_deleted_figure_alone_is_made_again_from_cached_results(study: Study) 
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_deleted_run_alone_is_trained_again(study: Study) -> None:
+    shutil.move(study.folder / "results/runs/noise/tiny/relu/random", study.folder / "aside")
+    planned = study.planned()
+    shutil.move(study.folder / "aside", study.folder / "results/runs/noise/tiny/relu/random")
+    assert planned == {"train": 1, "runs": 1, "tables": 1, "figure": 2, "claims": 1}
+    assert study.planned() == {}
+
+
 def test_deleted_weights_of_a_source_train_nothing_again(study: Study) -> None:
     (study.folder / "results/sources/own/tiny/weights.safetensors").unlink()
     assert study.planned() == {}
@@ -149,6 +200,111 @@ def test_a_duplicate_key_is_refused(study: Study) -> None:
     study.configure(CONFIG)
     assert result.returncode != 0
     assert "duplicate key 'grid'" in result.stdout + result.stderr
+
+
+# --- out of distribution ----------------------------------------------------------------------------------
+
+
+def write_net(folder: Path, label: int) -> None:
+    """An image of a class, which is told by its texture."""
+    texture = np.random.default_rng(label).integers(0, 2, (4, 4), dtype=np.uint8)
+    pixels = np.tile(255 * texture, (2, 2))
+    folder.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(pixels).save(folder / "0.png")
+
+
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """ImageNet in miniature, with a test split of three of its classes and one in folders of numbers."""
+    study = Study(tmp_path_factory.mktemp("shifted"))
+    study.configure(OOD)
+    some = [SYNSETS[label] for label in (2, 5, 11)]
+    (study.folder / "synsets.txt").write_text("\n".join(SYNSETS))
+    (study.folder / "some.txt").write_text("\n".join(some))
+    for label, name in enumerate(SYNSETS):
+        for folder in ("nets/train", "nets/val", *(["nets-a"] if name in some else [])):
+            write_net(study.folder / "data" / folder / name, label)
+        write_net(study.folder / "data/nets-v2" / str(label), label)
+    result = study.run("ood")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return study
+
+
+@pytest.fixture
+def run(shifted: Study) -> Path:
+    """The folder of the one run that is evaluated out of distribution."""
+    return shifted.folder / "results/runs/nets/tiny/relu/random/none/seed0"
+
+
+def test_the_runs_that_ask_for_it_and_no_others_are_evaluated_out_of_distribution(shifted: Study, run: Path) -> None:
+    table = pd.read_csv(shifted.grid("shifted") / "ood.csv")
+    expected = ["run", "dataset", "size", "variant", "init", "source", "seed", "top1", "top5", "images"]
+    assert list(table.columns) == expected
+    assert table[["dataset", "variant", "images"]].to_numpy().tolist() == [
+        ["nets-a", "relu", 3],
+        ["nets-v2", "relu", 12],
+    ]
+    assert [path.parent for path in shifted.folder.rglob("metrics.json")] == [run]
+
+
+def test_folders_of_numbers_hold_the_classes_of_those_numbers(shifted: Study, run: Path) -> None:
+    """The images are those of the run's own test split: sorted as text, 10 of 12 would have another label."""
+    top1 = json.loads((run / "metrics.json").read_text())["top1"]
+    assert top1 > 50
+    found = pd.read_csv(shifted.grid("shifted") / "ood.csv").set_index("dataset")["top1"]
+    assert found["nets-v2"] == top1
+    assert found["nets-a"] > 50
+
+
+def test_after_an_evaluation_out_of_distribution_nothing_is_left_to_do(shifted: Study) -> None:
+    assert shifted.planned("ood") == {}
+
+
+def test_the_whole_study_has_the_evaluations_out_of_distribution_in_it(shifted: Study) -> None:
+    table = (shifted.grid("shifted") / "ood.csv").rename(shifted.folder / "aside.csv")
+    planned = shifted.planned()
+    table.rename(shifted.grid("shifted") / "ood.csv")
+    assert planned == {"train": 1, "ood_table": 1, "runs": 1, "tables": 1, "figure": 2, "claims": 1}
+
+
+def test_a_deleted_evaluation_alone_is_made_again_without_training(shifted: Study, run: Path) -> None:
+    path = run / "ood/nets-a.json"
+    found = json.loads(path.read_text())
+    path.unlink()
+    before = {other: other.stat().st_mtime_ns for other in (run / "ood/nets-v2.json", run / "metrics.json")}
+    assert shifted.planned("ood") == {"evaluate_ood": 1, "ood_table": 1}
+    assert shifted.run("ood").returncode == 0
+    assert json.loads(path.read_text()) == found
+    assert {other: other.stat().st_mtime_ns for other in before} == before
+
+
+def test_one_more_test_split_plans_its_evaluations_and_no_training(shifted: Study) -> None:
+    config = yaml.safe_load(yaml.safe_dump(OOD, sort_keys=False))
+    config["datasets"]["nets-b"] = {**SHIFTED, "folder": "nets-v2"}
+    config["grids"]["shifted"][0]["ood"].append("nets-b")
+    shifted.configure(config)
+    planned = shifted.planned("ood")
+    shifted.configure(OOD)
+    assert planned == {"dataset": 1, "evaluate_ood": 1, "ood_table": 1}
+
+
+def test_a_run_that_is_trained_again_is_evaluated_again(shifted: Study) -> None:
+    config = yaml.safe_load(yaml.safe_dump(OOD, sort_keys=False))
+    config["recipes"]["long"]["lr"] = 1e-3
+    shifted.configure(config)
+    planned = shifted.planned("ood")
+    shifted.configure(OOD)
+    assert planned == {"train": 1, "evaluate_ood": 2, "ood_table": 1}
+
+
+def test_a_deleted_model_fails_its_evaluation_with_what_to_do(shifted: Study, run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    (run / "ood/nets-v2.json").unlink()
+    result = shifted.run("ood")
+    assert result.returncode != 0
+    assert "delete metrics.json beside it, and Snakemake trains the run again" in result.stdout + result.stderr
+    (run / "metrics.json").unlink()
+    assert shifted.planned("ood") == {"train": 1, "evaluate_ood": 2, "ood_table": 1}
 
 
 def test_snakemake_finds_nothing_to_criticise() -> None:

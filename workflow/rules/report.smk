@@ -5,6 +5,7 @@ REPORT = [
     multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
     expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
     f"{GRID}/claims.md",
+    *([f"{GRID}/ood.csv"] if EVALUATIONS else []),
 ]
 
 
@@ -18,7 +19,7 @@ localrules:
 
 rule runs:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS),
+        METRICS,
     output:
         f"{GRID}/runs.csv",
     log:

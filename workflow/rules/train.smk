@@ -1,4 +1,5 @@
 # One job a run. The run's resolved settings are its parameters: they alone decide whether it is trained again.
+METRICS = expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS)
 
 
 rule train:
