@@ -7,14 +7,16 @@ of the same initialisations. Nothing here imports torch.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
-from linvit.config import NO_SOURCE, Group, Init, UserError, first_mistake
+from linvit.config import NO_SOURCE, UserError, first_mistake
 from linvit.files import write_text
 from linvit.grid import RunSpec
+from linvit.report import identity
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +29,12 @@ STARTS = {
     "copy": "Copy",
     "mlpcopy": "MLPCopy",
     "fullcopy": "FullCopy",
+    "fullcopy-notoken": "FullCopy minus class token",
+    "fullcopy-notoken-nopos": "FullCopy minus class token, positions",
+    "fullcopy-notoken-nopos-nopatch": "FullCopy minus class token, positions, patch embedding",
     "pretrained": "Pretrained",
 }
-"""What the weights start from, in the order of Table A, with display names [arXiv:2609.35745, Table A]."""
+"""What the weights start from, with display names, in the order of Tables A and G [arXiv:2609.35745]."""
 VARIANTS = {"elu": "ELU", "relu": "ReLU", "inline": "InLine", "mhla": "MHLA", "ttt": "TTT", "softmax": "Softmax"}
 DATASETS = {
     "imagenet": "ImageNet-1K",
@@ -71,14 +76,6 @@ DTYPES = {
 """The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
 
 Percent = Annotated[float, Field(ge=0, le=100)]
-GROUPS = frozenset(get_args(Group))
-STARTS_BY_COPY = {
-    frozenset(): "random",
-    frozenset({"attention"}): "copy",
-    frozenset({"mlp"}): "mlpcopy",
-    GROUPS - {"head"}: "fullcopy",
-    GROUPS: "pretrained",
-}
 
 
 class ResultsError(UserError):
@@ -162,19 +159,15 @@ def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
     write_text(csv, runs.to_csv(index=False, lineterminator="\n"))
 
 
-def start_of(init: Init) -> str:
-    """What the weights start from, whatever is distilled later: a key of `STARTS`, or else the init's own name."""
-    copied = frozenset(init.copied)
-    if init.analytic and not copied:
-        return init.analytic
-    if not init.analytic and copied in STARTS_BY_COPY:
-        return STARTS_BY_COPY[copied]
-    return init.name.removesuffix("-distill")
-
-
 def label(start: str, distill: bool = False) -> str:
     """An initialisation's display name, such as `MLPCopy w/ Distill`."""
     return STARTS.get(start, start) + (" w/ Distill" if distill else "")
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference with its sign."""
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return MISSING if np.isnan(value) else f"{round(value, digits) + 0:+.{digits}f}".replace("-", MINUS)
 
 
 def in_order(values: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -196,6 +189,13 @@ def default_runs(runs: pd.DataFrame) -> pd.DataFrame:
     cell = ["dataset", "size", "source", "variant", "start", "distill"]
     named = runs["start"] + runs["distill"].map({True: "-distill", False: ""})
     return runs[(runs.groupby(cell)["init"].transform("nunique") == 1) | (runs["init"] == named)]
+
+
+def with_starts(results: pd.DataFrame) -> pd.DataFrame:
+    """Results that name their initialisations, with `start` and `distill` read from the names."""
+    return results.assign(
+        start=results["init"].str.removesuffix("-distill"), distill=results["init"].str.endswith("-distill")
+    )
 
 
 def references(runs: pd.DataFrame) -> pd.DataFrame:
@@ -235,21 +235,9 @@ def _read_metrics(path: Path) -> _Metrics:
 
 
 def _row(metrics: _Metrics) -> dict:
-    spec, distill = metrics.spec, metrics.spec.init.distill
+    spec = metrics.spec
     return {
-        "run": metrics.name,
-        # As the name has it, so that runs of another recipe are another data set to every grouping.
-        "dataset": metrics.name.split("/")[0],
-        "size": spec.size.name,
-        "variant": spec.variant.name,
-        "init": spec.init.name,
-        "start": start_of(spec.init),
-        "distill": distill is not None,
-        "distill_target": distill.target if distill else None,
-        "distill_weight": (distill.weight or spec.recipe.distill_weight) if distill else None,
-        "source": spec.source.name if spec.source else NO_SOURCE,
-        "recipe": spec.recipe.name,
-        "seed": spec.seed,
+        **identity(spec),
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
         "best_epoch": metrics.best.epoch if metrics.best else 0,
         "epochs": spec.recipe.epochs if spec.init.train else 0,

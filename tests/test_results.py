@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
+from fakes import CONFIG, frame, grid_runs, metrics, ood_frame, run, write_metrics
 
-from linvit.config import Distill, Init, load_study
+from linvit.config import load_study
 from linvit.grid import expand
 from linvit.results import (
     DTYPES,
+    MINUS,
+    MISSING,
     ResultsError,
     beside_sources,
     collect,
@@ -22,12 +24,11 @@ from linvit.results import (
     label,
     read_runs,
     references,
+    signed,
     sizes_in_order,
-    start_of,
+    with_starts,
     write_runs,
 )
-
-ALL_BUT_HEAD = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
 
 
 @pytest.fixture(scope="module")
@@ -166,35 +167,10 @@ def test_unusable_tables_are_named(tmp_path):
         read_runs(csv)
 
 
-@pytest.mark.parametrize(
-    ("init", "start"),
-    [
-        (Init(name="a"), "random"),
-        (Init(name="a", distill=Distill()), "random"),
-        (Init(name="a", analytic="mimetic"), "mimetic"),
-        (Init(name="a", analytic="impulse", distill=Distill()), "impulse"),
-        (Init(name="a", copy=("attention",)), "copy"),
-        (Init(name="a", copy=("attention",), distill=Distill(target="map")), "copy"),
-        (Init(name="a", copy=("mlp",)), "mlpcopy"),
-        (Init(name="a", copy=ALL_BUT_HEAD[::-1]), "fullcopy"),
-        (Init(name="a", copy=(*ALL_BUT_HEAD, "head")), "pretrained"),
-        (Init(name="mine-distill", copy=("attention", "mlp"), distill=Distill()), "mine"),
-        (Init(name="mine", analytic="mimetic", copy=("mlp",)), "mine"),
-    ],
-)
-def test_start_comes_from_what_an_init_does(init, start):
-    assert start_of(init) == start
-
-
-def test_every_init_of_the_catalogue_starts_as_it_is_named():
-    starts = {name: start_of(init) for name, init in load_study(CONFIG).inits.items()}
-    ablation = {name: "copy" for name in starts if name.startswith(("copy-map", "copy-output"))}
-    assert starts == {name: name.removesuffix("-distill") for name in starts} | ablation
-
-
 def test_names_and_orders():
     assert label("mlpcopy", True) == "MLPCopy w/ Distill"
     assert label("mine") == "mine"
+    assert [signed(value, 1) for value in (1.25, -0.04, -2.0, float("nan"))] == ["+1.2", "+0.0", f"{MINUS}2.0", MISSING]
     assert in_order(["x", "b", "a", "b"], ["a", "b", "c"]) == ["a", "b", "x"]
     assert sizes_in_order(frame([run(size="small"), run(size="base"), run(size="tiny")])) == ["tiny", "small", "base"]
 
@@ -214,6 +190,15 @@ def test_the_reference_is_the_source_itself_where_it_was_evaluated():
     found = references(frame([*softmax, other, run("fullcopy")]))
     assert list(found["run"]) == ["pets/tiny/softmax/pretrained/deit/seed0", "stl10/tiny/softmax/fullcopy/deit/seed0"]
     assert references(frame([run("fullcopy")])).empty
+
+
+def test_starts_are_read_from_names_where_there_are_no_specs():
+    found = with_starts(ood_frame([run("copy"), run("fullcopy-distill"), run("fullcopy-notoken")]))
+    assert list(zip(found["start"], found["distill"], strict=True)) == [
+        ("copy", False),
+        ("fullcopy", True),
+        ("fullcopy-notoken", False),
+    ]
 
 
 def test_runs_without_a_source_stand_beside_each_source():
