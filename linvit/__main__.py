@@ -12,11 +12,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
+from linvit.report import FIGURES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def grid(options: argparse.Namespace) -> None:
@@ -73,11 +78,11 @@ def collect(options: argparse.Namespace) -> None:
 
 
 def tables(options: argparse.Namespace) -> None:
-    """Write the table of top-1 (csv, markdown, LaTeX)."""
+    """Write the table of top-1, and the paper's tables with ours beside the printed numbers (csv, markdown, LaTeX)."""
     from linvit import results
     from linvit.tables import write_tables
 
-    write_tables(results.read_runs(options.runs), options.out)
+    write_tables(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -97,7 +102,7 @@ def claims(options: argparse.Namespace) -> None:
     from linvit import results
     from linvit.claims import write_claims
 
-    write_claims(results.read_runs(options.runs), options.out)
+    write_claims(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def stop_on_signal() -> Callable[[], bool]:
@@ -141,7 +146,9 @@ def parser() -> argparse.ArgumentParser:
     for function in (tables, figure, claims):
         command = _command(commands, function)
         if function is figure:
-            command.add_argument("name", help="fig2 or fig4")
+            command.add_argument("name", help=", ".join(FIGURES))
+        else:
+            command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")
         command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
     return top
@@ -172,6 +179,12 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     command.add_argument("--threads", type=int, help="CPU threads for torch")
     command.add_argument("--workers", type=int, help="processes that decode images; default: one fewer than threads")
+
+
+def _ood(options: argparse.Namespace) -> "DataFrame | None":
+    from linvit import results
+
+    return results.read_ood(options.ood) if options.ood else None
 
 
 def _workers(options: argparse.Namespace) -> int:
