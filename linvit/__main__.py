@@ -12,13 +12,17 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
 from linvit.logs import set_up_logging
+from linvit.report import FIGURES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def grid(options: argparse.Namespace) -> None:
@@ -81,11 +85,11 @@ def collect(options: argparse.Namespace) -> None:
 
 
 def tables(options: argparse.Namespace) -> None:
-    """Write the table of top-1 (csv, markdown, LaTeX)."""
+    """Write the table of top-1, and the paper's tables with ours beside the printed numbers (csv, markdown, LaTeX)."""
     from linvit import results
     from linvit.tables import write_tables
 
-    write_tables(results.read_runs(options.runs), options.out)
+    write_tables(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -105,7 +109,7 @@ def claims(options: argparse.Namespace) -> None:
     from linvit import results
     from linvit.claims import write_claims
 
-    write_claims(results.read_runs(options.runs), options.out)
+    write_claims(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def stop_on_signal() -> Callable[[], bool]:
@@ -156,7 +160,9 @@ def parser() -> argparse.ArgumentParser:
     for function in (tables, figure, claims):
         command = _command(commands, function)
         if function is figure:
-            command.add_argument("name", help="fig2 or fig4")
+            command.add_argument("name", help=", ".join(FIGURES))
+        else:
+            command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")
         command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
     return top
@@ -188,6 +194,12 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
 
 def _compute(options: argparse.Namespace) -> dict[str, Any]:
     return {"data_root": options.data, "workers": _workers(options), "stop": stop_on_signal()}
+
+
+def _ood(options: argparse.Namespace) -> "DataFrame | None":
+    from linvit import results
+
+    return results.read_ood(options.ood) if options.ood else None
 
 
 def _workers(options: argparse.Namespace) -> int:

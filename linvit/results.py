@@ -7,14 +7,16 @@ of the same initialisations. Nothing here imports torch.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, TypeVar
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from linvit.config import NO_SOURCE, Dataset, Group, Init, UserError, first_mistake
+from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake
 from linvit.files import write_text
 from linvit.grid import Evaluation, RunSpec
+from linvit.report import identity, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +29,12 @@ STARTS = {
     "copy": "Copy",
     "mlpcopy": "MLPCopy",
     "fullcopy": "FullCopy",
+    "fullcopy-notoken": "FullCopy minus class token",
+    "fullcopy-notoken-nopos": "FullCopy minus class token, positions",
+    "fullcopy-notoken-nopos-nopatch": "FullCopy minus class token, positions, patch embedding",
     "pretrained": "Pretrained",
 }
-"""What the weights start from, in the order of Table A, with display names [arXiv:2609.35745, Table A]."""
+"""What the weights start from, with display names, in the order of Tables A and G [arXiv:2609.35745]."""
 VARIANTS = {"elu": "ELU", "relu": "ReLU", "inline": "InLine", "mhla": "MHLA", "ttt": "TTT", "softmax": "Softmax"}
 DATASETS = {
     "imagenet": "ImageNet-1K",
@@ -73,19 +78,11 @@ DTYPES = {
     "commit": "str",
 }
 """The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
-OOD_COLUMNS = ("run", "dataset", "size", "variant", "init", "source", "seed", "top1", "top5")
+OOD_COLUMNS = ("run", "dataset", "size", "variant", "init", "start", "distill", "source", "seed", "top1", "top5")
 OOD_DTYPES = {column: DTYPES[column] for column in OOD_COLUMNS} | {"images": "int64"}
 """The columns of a frame of evaluations out of distribution; `dataset` is the one evaluated on."""
 
 Percent = Annotated[float, Field(ge=0, le=100)]
-GROUPS = frozenset(get_args(Group))
-STARTS_BY_COPY = {
-    frozenset(): "random",
-    frozenset({"attention"}): "copy",
-    frozenset({"mlp"}): "mlpcopy",
-    GROUPS - {"head"}: "fullcopy",
-    GROUPS: "pretrained",
-}
 
 
 class ResultsError(UserError):
@@ -177,8 +174,7 @@ def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] 
             raise ResultsError(f"{path}: {evaluation.name!r} is there twice")
         if expected is not None and evaluation != expected.get(evaluation.name):
             raise ResultsError(f"{path}: is of other settings than the configuration's; delete it to evaluate again")
-        row = {"run": found.run.name, **_cell(found.run), "dataset": found.dataset.name}
-        rows[evaluation.name] = row | found.model_dump(include={"images", "top1", "top5"})
+        rows[evaluation.name] = identity_of(evaluation) | found.model_dump(include={"images", "top1", "top5"})
     if not rows:
         raise ResultsError("nothing out of distribution to collect: no block of the grid has the key ood")
     frame = pd.DataFrame(list(rows.values()), columns=list(OOD_DTYPES)).astype(OOD_DTYPES)
@@ -203,19 +199,15 @@ def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
     write_text(csv, runs.to_csv(index=False, lineterminator="\n"))
 
 
-def start_of(init: Init) -> str:
-    """What the weights start from, whatever is distilled later: a key of `STARTS`, or else the init's own name."""
-    copied = frozenset(init.copied)
-    if init.analytic and not copied:
-        return init.analytic
-    if not init.analytic and copied in STARTS_BY_COPY:
-        return STARTS_BY_COPY[copied]
-    return init.name.removesuffix("-distill")
-
-
 def label(start: str, distill: bool = False) -> str:
     """An initialisation's display name, such as `MLPCopy w/ Distill`."""
     return STARTS.get(start, start) + (" w/ Distill" if distill else "")
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference with its sign."""
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return MISSING if np.isnan(value) else f"{round(value, digits) + 0:+.{digits}f}".replace("-", MINUS)
 
 
 def in_order(values: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -290,29 +282,10 @@ def _read_metrics(path: Path) -> _Metrics:
     return metrics
 
 
-def _cell(spec: RunSpec) -> dict:
-    """Where a run stands on the axes of its grid, the data set apart."""
-    return {
-        "size": spec.size.name,
-        "variant": spec.variant.name,
-        "init": spec.init.name,
-        "source": spec.source.name if spec.source else NO_SOURCE,
-        "seed": spec.seed,
-    }
-
-
 def _row(metrics: _Metrics) -> dict:
-    spec, distill = metrics.spec, metrics.spec.init.distill
+    spec = metrics.spec
     return {
-        "run": metrics.name,
-        # As the name has it, so that runs of another recipe are another data set to every grouping.
-        "dataset": metrics.name.split("/")[0],
-        **_cell(spec),
-        "start": start_of(spec.init),
-        "distill": distill is not None,
-        "distill_target": distill.target if distill else None,
-        "distill_weight": (distill.weight or spec.recipe.distill_weight) if distill else None,
-        "recipe": spec.recipe.name,
+        **identity(spec),
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
         "best_epoch": metrics.best.epoch if metrics.best else 0,
         "epochs": spec.recipe.epochs if spec.init.train else 0,

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fakes import frame, ood_frame, run
 from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, store_source, study_config, write_npz
 
 import linvit
 import linvit.run
+from linvit import results
 from linvit.__main__ import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
@@ -201,6 +203,22 @@ def test_a_run_of_several_threads_decodes_with_all_but_one(folder, monkeypatch, 
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     main(["train", spec("x").to_json(), "--out", "run", *threads])
     assert calls[0]["workers"] == workers
+
+
+def test_out_of_distribution_results_reach_tables_and_claims(folder, monkeypatch):
+    base = {"dataset": "imagenet", "size": "base"}
+    results.write_runs(frame([run("copy", 70.0, **base), run("random", 70.0, **base)]), "runs.csv")
+    shifted = ood_frame(
+        [run(init, 20.0, dataset="imagenet-a", size="base", variant="ttt") for init in ("copy", "random")]
+    )
+    monkeypatch.setattr(results, "read_ood", {Path("ood.csv"): shifted}.get)
+    assert main(["tables", "runs.csv", "--ood", "ood.csv", "--out", "report"]) == 0
+    assert main(["claims", "runs.csv", "--ood", "ood.csv", "--out", "report/claims.md"]) == 0
+    assert "| ImageNet-A" in (folder / "report/table2.md").read_text()
+    assert "Out-of-distribution results: 2." in (folder / "report/claims.md").read_text()
+    assert main(["tables", "runs.csv", "--out", "without"]) == 0
+    assert not (folder / "without/table2.md").exists()
+    assert (folder / "without/table1.md").exists()
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

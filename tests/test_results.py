@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
 
-from linvit.config import Distill, Init, load_study
+from linvit.config import load_study
 from linvit.grid import Evaluation, evaluations, expand
 from linvit.results import (
     DTYPES,
+    MINUS,
+    MISSING,
     OOD_DTYPES,
     ResultsError,
     beside_sources,
@@ -25,12 +27,10 @@ from linvit.results import (
     read_ood,
     read_runs,
     references,
+    signed,
     sizes_in_order,
-    start_of,
     write_runs,
 )
-
-ALL_BUT_HEAD = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
 
 
 @pytest.fixture(scope="module")
@@ -169,35 +169,10 @@ def test_unusable_tables_are_named(tmp_path):
         read_runs(csv)
 
 
-@pytest.mark.parametrize(
-    ("init", "start"),
-    [
-        (Init(name="a"), "random"),
-        (Init(name="a", distill=Distill()), "random"),
-        (Init(name="a", analytic="mimetic"), "mimetic"),
-        (Init(name="a", analytic="impulse", distill=Distill()), "impulse"),
-        (Init(name="a", copy=("attention",)), "copy"),
-        (Init(name="a", copy=("attention",), distill=Distill(target="map")), "copy"),
-        (Init(name="a", copy=("mlp",)), "mlpcopy"),
-        (Init(name="a", copy=ALL_BUT_HEAD[::-1]), "fullcopy"),
-        (Init(name="a", copy=(*ALL_BUT_HEAD, "head")), "pretrained"),
-        (Init(name="mine-distill", copy=("attention", "mlp"), distill=Distill()), "mine"),
-        (Init(name="mine", analytic="mimetic", copy=("mlp",)), "mine"),
-    ],
-)
-def test_start_comes_from_what_an_init_does(init, start):
-    assert start_of(init) == start
-
-
-def test_every_init_of_the_catalogue_starts_as_it_is_named():
-    starts = {name: start_of(init) for name, init in load_study(CONFIG).inits.items()}
-    ablation = {name: "copy" for name in starts if name.startswith(("copy-map", "copy-output"))}
-    assert starts == {name: name.removesuffix("-distill") for name in starts} | ablation
-
-
 def test_names_and_orders():
     assert label("mlpcopy", True) == "MLPCopy w/ Distill"
     assert label("mine") == "mine"
+    assert [signed(value, 1) for value in (1.25, -0.04, -2.0, float("nan"))] == ["+1.2", "+0.0", f"{MINUS}2.0", MISSING]
     assert in_order(["x", "b", "a", "b"], ["a", "b", "c"]) == ["a", "b", "x"]
     assert sizes_in_order(frame([run(size="small"), run(size="base"), run(size="tiny")])) == ["tiny", "small", "base"]
 
@@ -285,6 +260,8 @@ def test_an_evaluation_is_a_row_with_its_data_set_and_its_runs_cell(tmp_path, ev
         "size": "base",
         "variant": "elu",
         "init": "copy",
+        "start": "copy",
+        "distill": False,
         "source": "deit",
         "seed": 2,
         "top1": 19.1,

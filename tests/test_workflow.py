@@ -1,6 +1,7 @@
 """The real Snakefile on a tiny study: what is planned, what is run again, what a failure leaves behind."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,11 @@ import pandas as pd
 import PIL.Image
 import pytest
 import yaml
+from fakes import plausible, write_evaluation, write_metrics
 from study import CONFIG, ROOT, Study
+
+from linvit.config import load_study
+from linvit.grid import evaluations, expand, sources_of
 
 SYNSETS = [f"n{1440764 + 7 * number:08}" for number in range(12)]
 SHIFTED = {"test_of": "nets", "test": ".", "classes": 12, "class_names": "synsets.txt"}
@@ -61,8 +66,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_the_whole_line_runs_and_leaves_what_it_promises(study: Study) -> None:
-    for name in ("runs.csv", "top1.csv", "top1.md", "top1.tex", "fig2.png", "fig2.pdf", "fig4.png", "claims.md"):
-        assert (study.grid() / name).stat().st_size > 0
+    # Tiny has no Copy w/ Distill and no sweep: no Figures 3 and 5; its runs are no cells of the paper's tables.
+    figures = [f"{name}.{suffix}" for name in ("fig2", "fig4", "figB") for suffix in ("png", "pdf")]
+    reports = {"runs.csv", "top1.csv", "top1.md", "top1.tex", "claims.md", *figures}
+    assert {path.name for path in study.grid().iterdir() if path.suffix != ".log"} == reports
+    assert all((study.grid() / name).stat().st_size > 0 for name in reports)
     runs = sorted((study.folder / "results/runs").rglob("metrics.json"))
     assert [json.loads(path.read_text())["name"] for path in runs] == [
         "noise/tiny/relu/mlpcopy-distill/own/seed0",
@@ -85,7 +93,7 @@ def test_a_new_variant_or_seed_plans_only_its_own_runs(study: Study) -> None:
     study.configure(config)
     with_seed = study.planned()
     study.configure(CONFIG)
-    report = {"runs": 1, "tables": 1, "figure": 2, "claims": 1}
+    report = {"runs": 1, "tables": 1, "figure": 3, "claims": 1}
     assert with_variant == {"train": 2, **report}
     assert with_seed == {"train": 6, **report}
 
@@ -100,11 +108,18 @@ def test_a_changed_setting_trains_exactly_the_runs_that_use_it(study: Study) -> 
 
 
 def test_editing_plot_code_makes_plots_again_and_nothing_else(study: Study) -> None:
-    code = study.folder / "linvit/figures.py"
+    code = study.folder / "linvit/figures/style.py"
     code.write_text(code.read_text() + "\n# edited\n")
-    assert study.planned() == {"figure": 2}
+    assert study.planned() == {"figure": 3}
     assert study.run().returncode == 0
     assert study.planned() == {}
+
+
+def test_editing_the_printed_numbers_makes_tables_again_and_nothing_else(study: Study) -> None:
+    printed = study.folder / "linvit/published.yaml"
+    printed.write_text(printed.read_text() + "\n# edited\n")
+    assert study.planned() == {"tables": 1}
+    assert study.run().returncode == 0
 
 
 def test_editing_training_code_trains_nothing_again(study: Study) -> None:
@@ -305,6 +320,45 @@ def test_a_deleted_model_fails_its_evaluation_with_what_to_do(shifted: Study, ru
     assert "delete metrics.json beside it, and Snakemake trains the run again" in result.stdout + result.stderr
     (run / "metrics.json").unlink()
     assert shifted.planned("ood") == {"train": 1, "evaluate_ood": 2, "ood_table": 1}
+
+
+def cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_a_cached_paper_grid_is_reported_within_a_minute_and_a_figure_within_15_seconds(tmp_path: Path) -> None:
+    """In CPU time, which is no less than the wall's on a machine with a core to spare."""
+    study = Study(tmp_path)
+    study.configure({**yaml.safe_load((ROOT / "config.yaml").read_text()), "grid": "paper"})
+    paper = load_study(study.folder / "config.yaml")
+    for spec in expand(paper).values():
+        write_metrics(study.folder / "results/runs", spec, plausible(spec))
+    for evaluation in evaluations(paper).values():
+        write_evaluation(study.folder / "results/runs", evaluation, plausible(evaluation.run) - 40)
+    manifests = [f"sources/{source}/source" for source in sources_of(paper)] + [
+        f"data/{name}" for name in paper.datasets
+    ]
+    for path in (study.folder / f"results/{manifest}.json" for manifest in manifests):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+    before = cpu_seconds_of_children()
+    result = study.run()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert cpu_seconds_of_children() - before < 60
+    reports = {path.name: path.stat().st_mtime_ns for path in study.grid("paper").iterdir()}
+    drawn = ("fig2", "fig3", "fig4", "fig5", "figA", "figB")
+    tables = ("top1", "table1", "table2", "tableF", "tableG")
+    assert {f"{name}.log" for name in (*drawn, "tables", "claims", "runs", "ood")} < set(reports)
+    assert {Path(name).stem for name in reports} == {*drawn, *tables, "tables", "claims", "runs", "ood"}
+
+    (study.grid("paper") / "figA.pdf").unlink()
+    before = cpu_seconds_of_children()
+    assert study.run().returncode == 0
+    assert cpu_seconds_of_children() - before < 15
+    again = {path.name: path.stat().st_mtime_ns for path in study.grid("paper").iterdir()}
+    assert {name for name in again if again[name] != reports[name]} <= {"figA.pdf", "figA.png", "figA.log"}
 
 
 def test_snakemake_finds_nothing_to_criticise() -> None:
