@@ -164,13 +164,10 @@ def test_the_demo_as_users_start_it(tmp_path: Path, cluster: Cluster) -> None:
         return result.stdout + result.stderr
 
     said = drive()
-    # The cluster takes arrays of ten at most.
-    assert re.findall(r"Submitted (\d+) x (\w+)", said) == [
-        ("1", "dataset"),
-        ("1", "source"),
-        ("10", "train"),
-        ("1", "train"),
-    ]
+    # Those that need no source may go first.
+    arrays = [int(jobs) for jobs in re.findall(r"Submitted (\d+) x train", said)]
+    assert sum(arrays) == 11
+    assert len(arrays) <= 2
     runs = sorted((clone / "results/runs").rglob("metrics.json"))
     assert len(runs) == 11
     assert all("epoch 45/45" in (path.parent / "train.log").read_text() for path in runs)
@@ -181,7 +178,7 @@ def test_the_demo_as_users_start_it(tmp_path: Path, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("grid", ["mini", "paper"])
 def test_the_other_grids_are_planned_by_the_same_command(cluster: Cluster, grid: str) -> None:
-    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", f"grid={grid}", "--dry-run", "-q"]
+    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", f"grid={grid}", "--dry-run", "--quiet", "rules"]
     result = subprocess.run(
         command,
         cwd=ROOT,
