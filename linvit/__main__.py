@@ -9,7 +9,6 @@ import json
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,10 +113,10 @@ def claims(options: argparse.Namespace) -> None:
 
 def stop_on_signal() -> Callable[[], bool]:
     """True from the first SIGTERM or SIGUSR2 on: what schedulers send before they take a job's machine away."""
-    received = threading.Event()
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda *_: received.set())
-    return received.is_set
+        signal.signal(number, lambda number, _: received.append(number))
+    return lambda: bool(received)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ batch holds depends on the seed, the epoch and the step alone, never on the numb
 import logging
 import math
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +95,11 @@ def evaluation_batches(
         return ArrayEvaluation(data, dataset, recipe, size, device)
     transform = _per_image_transform(dataset, recipe, size, training=False)
     return torch.utils.data.DataLoader(
-        Transformed(data, transform, size.channels), recipe.batch_size, num_workers=workers, pin_memory=_pins(device)
+        Transformed(data, transform, size.channels),
+        recipe.batch_size,
+        num_workers=workers,
+        worker_init_fn=_outlive_signals,
+        pin_memory=_pins(device),
     )
 
 
@@ -173,6 +178,7 @@ class FileBatches(_TrainingSet):
             Transformed(self.data, transform, self.size.channels, seed),
             batch_sampler=[batch[self.ranks.part(len(batch))].tolist() for batch in batches],
             num_workers=self.workers,
+            worker_init_fn=_outlive_signals,
             pin_memory=_pins(self.device),
         )
 
@@ -246,6 +252,12 @@ def _to_channels(images: Tensor, channels: int) -> Tensor:
     if images.shape[1] == channels:
         return images
     return F.rgb_to_grayscale(images) if channels == 1 else images.expand(-1, channels, -1, -1)
+
+
+def _outlive_signals(worker: int) -> None:
+    """A scheduler signals every process of a job, but the run still needs its images to finish a step."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _pins(device: torch.device) -> bool:

@@ -49,28 +49,26 @@ def fit(
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = Ranks(),
 ) -> Progress:
-    """Train `model` in place; several ranks make the same updates as one would.
+    """Train `model` in place; several ranks make the updates that one would, but for drop path and for whom an image
+    is mixed with.
 
     Args:
         stream: Seeds for the order of images, augmentation, mixing and drop path. They are drawn anew at each
             step, so that a resumed run ends bit-identical to an undisturbed one.
         auxiliary: A loss of the batch's images to add, called after the model's forward pass.
         evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
-        checkpoint: Written after each epoch; training resumes from it where it exists.
-        identity: What the checkpoint must belong to (the run's spec).
+        checkpoint: Written after each epoch, and before it is evaluated; training resumes from it where it exists.
+        identity: What the checkpoint must belong to (the run's spec); another run's is set aside.
         stop: Asked after each step; once true on a rank, a checkpoint is written and all ranks end.
 
     Raises:
         NonFiniteLoss: names epoch, step and the last finite losses.
-        CheckpointError: the checkpoint cannot be read, or is of another run.
+        CheckpointError: the checkpoint is damaged.
         Interrupted: `stop` asked for it.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
-    progress, begin = Progress(), time.perf_counter()
-    if checkpoint and checkpoint.exists():
-        progress = restore(checkpoint, identity, model, optimizer)
-        log.info("resumed after epoch %d of %d, step %d", progress.epochs, recipe.epochs, progress.step)
-    _check_all_resumed_alike(progress, checkpoint, ranks)
+    begin = time.perf_counter()
+    progress = _resumed(checkpoint, identity, model, optimizer, ranks)
 
     def keep() -> None:
         if checkpoint and ranks.first:
@@ -81,13 +79,14 @@ def fit(
     loop = _Loop(ranks.replica(model), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
     with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
         while progress.epochs < recipe.epochs:
-            record = loop.epoch(progress, bar.update, stop)
-            if record is None:
+            if not loop.epoch(progress, bar.update, stop):
                 keep()
                 raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
+            record = loop.record(progress)
             if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
+                keep()  # an evaluation may take longer than the notice before a time limit
                 record |= evaluate()
-            progress.history.append(record)
+            progress.finish_epoch(record)
             keep()
             if ranks.first:
                 _report(record, recipe.epochs, bar)
@@ -107,26 +106,25 @@ class _Loop:
     auxiliary: Callable[[Tensor], Tensor] | None
     ranks: Ranks
 
-    def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> dict | None:
-        """Train the epoch under way to its end and return its record, losses being means over its images.
-
-        When `stop` asks, `progress` is brought up to the last step and nothing is returned.
-        """
+    def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> bool:
+        """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short."""
         self.model.train()
-        epoch, begin = progress.epochs + 1, time.perf_counter()
+        epoch, begin, stopped = progress.epochs + 1, time.perf_counter(), False
         losses = Losses(progress, self.ranks)
         for step, (images, labels) in enumerate(self.batches.epoch(epoch, progress.step), progress.step):
             losses.add(*self.step(epoch, step, images, labels))
+            progress.step = step + 1
             tick()
-            if self.ranks.any(stop()):
-                progress.step, progress.losses = step + 1, losses.read()
-                progress.seconds += time.perf_counter() - begin
-                return None
-        record = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"], **losses.means()}
+            if stopped := self.ranks.any(stop()):
+                break
+        progress.losses = losses.read()
         progress.seconds += time.perf_counter() - begin
-        progress.images += losses.images
-        progress.step, progress.losses = 0, []
-        return record
+        return not stopped
+
+    def record(self, progress: Progress) -> dict:
+        """Of the epoch whose steps are all taken: its number, its last rate, its losses."""
+        rate = self.optimizer.param_groups[0]["lr"]
+        return {"epoch": progress.epochs + 1, "lr": rate, **progress.mean_losses()}
 
     def step(self, epoch: int, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """One update; returns this rank's part of the task's loss and of the auxiliary one, and the batch's images."""
@@ -189,23 +187,10 @@ class Losses:
         if len(self._pending) == CHECK_EVERY:
             self._check()
 
-    @property
-    def images(self) -> int:
-        return sum(images for *_, images in self._read)
-
     def read(self) -> list[tuple[float, float | None, int]]:
         """(task, distillation, images) of every step so far."""
         self._check()
         return list(self._read)
-
-    def means(self) -> dict[str, float | None]:
-        """Means over the images: the task's loss, the weighted distillation loss, and their sum."""
-        self._check()
-        task = sum(task * n for task, _, n in self._read) / self.images
-        if self._read[0][1] is None:
-            return {"loss": task, "task_loss": task, "distill_loss": None}
-        extra = sum(extra * n for _, extra, n in self._read) / self.images
-        return {"loss": task + extra, "task_loss": task, "distill_loss": extra}
 
     def _check(self) -> None:
         if not self._pending:
@@ -264,11 +249,23 @@ def mixing(recipe: Recipe, num_classes: int) -> Callable[[Tensor, Tensor], tuple
     return choices[0] if len(choices) == 1 else v2.RandomChoice(choices)
 
 
-def _check_all_resumed_alike(progress: Progress, checkpoint: Path | None, ranks: Ranks) -> None:
-    """A file system that is slow to tell may show the checkpoint, or its newest version, to some ranks only."""
+def _resumed(
+    checkpoint: Path | None, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
+) -> Progress:
+    """Where the checkpoint left the run; its start if there is none, or one of a run with other settings."""
+    is_there = checkpoint is not None and checkpoint.exists()
+    found = restore(checkpoint, identity, model, optimizer) if is_there else None
+    progress = found or Progress()
+    # A file system that is slow to tell may show the checkpoint, or its newest version, to some ranks only.
     steps = torch.tensor([progress.epochs, progress.step])
     if ranks.any(not torch.equal(ranks.sum(steps), ranks.size * steps)):
         raise CheckpointError(f"{checkpoint}: not the same on all {ranks.size} ranks; start this run again")
+    if found:
+        log.info("resumed after epoch %d, step %d", found.epochs, found.step)
+    elif is_there and ranks.first:
+        aside = checkpoint.replace(checkpoint.with_suffix(".old"))
+        log.warning("the checkpoint is of a run with other settings: set aside as %s", aside)
+    return progress
 
 
 def _progress_bar(total: int, initial: int, ranks: Ranks) -> tqdm.tqdm:

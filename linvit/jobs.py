@@ -4,7 +4,6 @@ Unlike a command, such a job hears that its time is over: `stop()` ends it after
 `fit.Interrupted`, and called again it goes on from there. Several ranks may share one, started as torchrun does.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,10 +30,11 @@ class Job(ABC):
         self.folder = Path(output[0]).parent
         self.params = params
         self.threads = threads
-        self._stopping = threading.Event()
+        self._stopping = False
 
     def stop(self) -> None:
-        self._stopping.set()
+        # Called by a signal's handler, perhaps of a second signal within the first's: no lock, no wait.
+        self._stopping = True
 
     def __call__(self) -> None:
         set_up_logging()
@@ -43,7 +43,7 @@ class Job(ABC):
             self.work(
                 data_root=Path(self.params["data"]),
                 workers=max(0, self.threads - 1),
-                stop=self._stopping.is_set,
+                stop=lambda: self._stopping,
                 ranks=ranks,
             )
 

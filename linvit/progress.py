@@ -12,7 +12,7 @@ from linvit.files import replacing
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is damaged, or of another run."""
+    """A checkpoint that is damaged, or not the same for all ranks."""
 
 
 @dataclass
@@ -32,6 +32,20 @@ class Progress:
     def epochs(self) -> int:
         return len(self.history)
 
+    def mean_losses(self) -> dict[str, float | None]:
+        """Means over the images so far of the epoch: the task's loss, the weighted distillation loss, and their sum."""
+        images = sum(n for *_, n in self.losses)
+        task = sum(task * n for task, _, n in self.losses) / images
+        if self.losses[0][1] is None:
+            return {"loss": task, "task_loss": task, "distill_loss": None}
+        extra = sum(extra * n for _, extra, n in self.losses) / images
+        return {"loss": task + extra, "task_loss": task, "distill_loss": extra}
+
+    def finish_epoch(self, record: dict) -> None:
+        self.history.append(record)
+        self.images += sum(n for *_, n in self.losses)
+        self.step, self.losses = 0, []
+
 
 def save(
     path: Path,
@@ -50,8 +64,12 @@ def save(
         torch.save({**state, "progress": asdict(progress)}, temporary)
 
 
-def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Bring model and optimizer back to where `save` found them."""
+def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
+    """Bring model and optimizer back to where `save` found them; None if that was in a run of another identity.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     device = next(model.parameters()).device
     try:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -61,7 +79,7 @@ def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.
     except Exception as error:  # whatever damaged bytes make the reader raise
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
     if found != identity:
-        raise CheckpointError(f"{path}: belongs to a run with other settings; delete it to start this run over")
+        return None
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return Progress(**state["progress"])

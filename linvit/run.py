@@ -91,7 +91,9 @@ def train(
     if ranks.first:
         save_model(student, spec, folder / MODEL)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
+        # Those of a former run with other settings, and what a killed process had half written, included.
+        for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
+            checkpoint.unlink(missing_ok=True)
     return metrics
 
 

@@ -33,7 +33,7 @@ from torch import nn
 
 from linvit import fit as fitting
 from linvit.config import Recipe
-from linvit.fit import CHECK_EVERY, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
+from linvit.fit import CHECK_EVERY, Interrupted, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
 from linvit.grid import RunSpec
 from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
@@ -69,7 +69,8 @@ class Held:
         images = torch.randn(self.n, 1, 4, 4, generator=torch.Generator().manual_seed(epoch))
         labels = torch.arange(self.n) % CLASSES
         for step, (x, y) in enumerate(zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True)):
-            yield self.spoil(epoch, step, x), y
+            if step >= start:
+                yield self.spoil(epoch, step, x), y
 
 
 def fitted(model: nn.Module | None = None, batches: Held | None = None, recipe: Recipe = RECIPE, **options) -> Progress:
@@ -305,12 +306,13 @@ class _Images:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(epoch)
-        for _ in range(4):
+        for step in range(4):
             labels = torch.randint(0, CLASSES, (8,), generator=generator)
             images = torch.randn(8, 1, 16, 16, generator=generator)
             for image, label in zip(images, labels, strict=True):
                 image[:, 5 * label : 5 * label + 5] += 2
-            yield images, labels
+            if step >= start:
+                yield images, labels
 
 
 # --- a loss that is no number -----------------------------------------------------------------------------
@@ -548,15 +550,37 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     [{"seed": 1}, {"recipe": changed(RECIPE, lr=1e-3)}, {"variant": STUDY.variants["elu"]}],
     ids=["seed", "recipe", "variant"],
 )
-def test_a_checkpoint_of_another_run_is_refused_and_kept(tmp_path, change):
+def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed(tmp_path, caplog, change):
     path = tmp_path / "checkpoint.pt"
     run = spec("a.npz")
-    fitted(checkpoint=path, identity=run.to_json())
+    with pytest.raises(Interrupted):
+        fitted(checkpoint=path, identity=run.to_json(), stop=lambda: True)
     content = path.read_bytes()
-    with pytest.raises(CheckpointError, match="a run with other settings") as caught:
-        fitted(checkpoint=path, identity=run.model_copy(update=change).to_json())
-    assert str(path) in one_line(caught.value)
-    assert path.read_bytes() == content
+    model, fresh = linear_model(), linear_model()
+    fitted(model, checkpoint=path, identity=run.model_copy(update=change).to_json())
+    fitted(fresh)
+    assert equal(state_of(model), state_of(fresh))
+    assert path.with_suffix(".old").read_bytes() == content
+    assert f"with other settings: set aside as {path.with_suffix('.old')}" in caplog.text
+
+
+def test_a_run_killed_in_an_evaluation_trains_no_step_again(tmp_path):
+    path, steps = tmp_path / "checkpoint.pt", []
+    whole = fitted(evaluate=lambda: {"top1": 50.0})
+
+    def killed() -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    model = linear_model()
+    recipe = changed(RECIPE, eval_every=2)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, recipe=recipe, checkpoint=path, evaluate=killed)
+    model.register_forward_hook(lambda *_: steps.append(1))
+    progress = fitted(model, recipe=recipe, checkpoint=path, evaluate=lambda: {"top1": 50.0})
+    assert len(steps) == len(Held())  # those of the third epoch
+    assert [record["loss"] for record in progress.history] == [record["loss"] for record in whole.history]
+    assert progress.history[1]["top1"] == 50.0
+    assert progress.images == whole.images
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 30, 0.1, 0.5, 0.9, 0.99, -1])

@@ -1,10 +1,15 @@
 """The workflow's jobs as classes: constructed as an executor does, called, stopped, called again."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from tiny import repeatable, source, spec, store_source, write_npz
+from tiny import RECIPE, changed, repeatable, source, spec, store_source, write_npz
 
 from linvit import jobs
 from linvit.fit import Interrupted
@@ -65,3 +70,24 @@ def test_threads_and_data_loading_processes_are_the_rules(study, monkeypatch) ->
     assert not seen["stop"]()
     made.stop()
     assert seen["stop"]()
+
+
+def test_a_signal_that_reaches_the_loading_processes_too_stops_a_run_at_its_next_step(study) -> None:
+    """As a scheduler sends it: to every process of the job."""
+    recipe = changed(RECIPE, epochs=2000, auto_augment="rand-m5-inc1")
+    run = spec(study / "bands.npz", recipe=recipe)
+    code = (
+        "import signal, sys; from linvit.jobs import Train; "
+        "params = {'data': '.', 'sources': '.', 'spec': sys.argv[1]}; "
+        "train = Train(output=['run/metrics.json'], params=params, threads=3); "
+        "signal.signal(signal.SIGTERM, lambda *_: train.stop()); train()"
+    )
+    command = [sys.executable, "-c", code, run.to_json()]
+    process = subprocess.Popen(command, cwd=study, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not (study / "run/checkpoint.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=300)
+    assert "Interrupted: stopped in epoch" in said

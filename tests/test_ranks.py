@@ -104,7 +104,7 @@ def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_from_which_both_go_on
     wait_for(again, newer_than=before)
     processes[0].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=300)[1] for process in processes]
-    assert all(f"resumed after epoch {reached} of 3000" in text for text in said)
+    assert all(f"resumed after epoch {reached}, step" in text for text in said)
 
 
 def test_a_rank_that_is_killed_ends_the_others_with_an_error(study, tmp_path) -> None:
