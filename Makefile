@@ -45,4 +45,4 @@ check: install   ## style, import order, workflow
 	$(BIN)/snakemake --lint
 
 clean:           ## remove everything that can be made again, results included
-	rm -rf $(VENV) .snakemake results/data results/grids results/runs results/sources
+	rm -rf $(VENV) .snakemake results/bench results/data results/grids results/runs results/sources

@@ -31,6 +31,26 @@ def grid(options: argparse.Namespace) -> None:
         print(name)
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Tell what a grid costs before it is run: its runs by table and figure, what is cached, images, hours."""
+    from linvit.plan import plan_of, text
+    from linvit.rates import default_path, read_rates
+
+    study = load_study(options.config)
+    table = options.rates or default_path(study)
+    print(text(plan_of(study, options.grid, read_rates(table)), table))
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Measure how fast this device trains and evaluates the models of a grid, for its plan."""
+    from linvit.rates import default_path, workloads_of
+    from linvit.throughput import fill
+
+    study = load_study(options.config)
+    wanted = workloads_of(study, options.grid, sizes=options.sizes, variants=options.variants)
+    fill(options.out or default_path(study), wanted, batch_size=options.batch_size)
+
+
 def dataset(options: argparse.Namespace) -> None:
     """Check that a data set is there and of the expected size (with --download, fetch it), and write a manifest."""
     from linvit import datasets
@@ -124,9 +144,20 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="linvit", description="Initialise linear vision transformers from Softmax ones.")
     commands = top.add_subparsers(required=True, metavar="command")
 
-    command = _command(commands, grid)
-    command.add_argument("--config", type=Path, default=Path("config.yaml"))
-    command.add_argument("--grid", help="default: the configuration's own choice")
+    _add_grid(_command(commands, grid))
+
+    command = _command(commands, plan)
+    _add_grid(command)
+    command.add_argument("--rates", type=Path, help="table of rates; default: that of linvit bench")
+
+    command = _command(commands, bench)
+    command.add_argument("--throughput", action="store_true", required=True, help="in images per second")
+    _add_grid(command)
+    command.add_argument("--sizes", nargs="+", help="of the grid's, only these")
+    command.add_argument("--variants", nargs="+", help="of the grid's, only these")
+    command.add_argument("--batch-size", type=_positive, help="images in a forward pass; default: each recipe's")
+    command.add_argument("--threads", type=_positive, help="CPU threads for torch, as many as runs will have")
+    command.add_argument("--out", type=Path, help="the table to extend; default: results/bench/throughput.json")
 
     command = _command(commands, dataset)
     command.add_argument("dataset", help="the data set as JSON, or a file with it")
@@ -185,6 +216,11 @@ def _command(commands: argparse._SubParsersAction, function: Callable) -> argpar
     return command
 
 
+def _add_grid(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, default=Path("config.yaml"))
+    command.add_argument("--grid", help="default: the configuration's own choice")
+
+
 def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     command.add_argument("--threads", type=int, help="CPU threads for torch")
@@ -203,6 +239,13 @@ def _ood(options: argparse.Namespace) -> "DataFrame | None":
 
 def _workers(options: argparse.Namespace) -> int:
     return options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return number
 
 
 def _limit_threads(threads: int | None) -> None:

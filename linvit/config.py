@@ -325,6 +325,8 @@ class Block(Part):
     """In place of each data set's own; the run's name then says so."""
     ood: tuple[str, ...] = ()
     """Further test splits of the block's data set, on which its trained models are evaluated too."""
+    purpose: str = Field(default="", max_length=48, alias="for")
+    """The tables and figures that need its runs, for `linvit plan`; blocks may share one."""
 
     @field_validator("datasets", "sizes", "variants", "inits", "sources", "seeds", "ood")
     @classmethod

@@ -17,6 +17,11 @@ def pick_device() -> torch.device:
     return device
 
 
+def name_of(device: torch.device) -> str:
+    """The GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """Mixed precision for the forward pass; with "float32" nothing is cast."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,7 +1,7 @@
 """What a trained model is worth: accuracy, parameters, FLOPs, throughput."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -55,11 +55,16 @@ def images_per_second(model: nn.Module, size: Size, *, batch_size: int = 128, re
     device = next(model.parameters()).device
     images = torch.randn(batch_size, size.channels, size.image_size, size.image_size, device=device)
     model.eval()
+    return batch_size / median_seconds(lambda: model(images), device, repeats=repeats)
+
+
+def median_seconds(call: Callable[[], object], device: torch.device, *, repeats: int = 5) -> float:
+    """What a call takes on the device, the median of a few after one to warm up."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        model(images)
+        call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return batch_size / sorted(seconds[1:])[repeats // 2]
+    return sorted(seconds[1:])[repeats // 2]

@@ -66,7 +66,7 @@ def fit(
         CheckpointError: the checkpoint is damaged.
         Interrupted: `stop` asked for it.
     """
-    optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
+    optimizer = adamw(model, recipe)
     begin = time.perf_counter()
     progress = _resumed(checkpoint, identity, model, optimizer, ranks)
 
@@ -76,7 +76,7 @@ def fit(
         ranks.wait()
 
     mix = mixing(recipe, num_classes)
-    loop = _Loop(ranks.replica(model), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
+    loop = Loop(ranks.replica(model), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
     with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
         while progress.epochs < recipe.epochs:
             if not loop.epoch(progress, bar.update, stop):
@@ -94,8 +94,8 @@ def fit(
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """What every step needs."""
+class Loop:
+    """The updates of a model, one after the other, and what each of them needs."""
 
     model: nn.Module
     batches: Batches
@@ -103,8 +103,8 @@ class _Loop:
     stream: Stream
     optimizer: torch.optim.Optimizer
     mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    auxiliary: Callable[[Tensor], Tensor] | None
-    ranks: Ranks
+    auxiliary: Callable[[Tensor], Tensor] | None = None
+    ranks: Ranks = Ranks()
 
     def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> bool:
         """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short."""
@@ -225,6 +225,10 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
         return recipe.lr * (step + 1) / warmup
     done = (step - warmup) / max(1, recipe.epochs * steps_per_epoch - 1 - warmup)
     return recipe.min_lr + (recipe.lr - recipe.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def adamw(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict]:

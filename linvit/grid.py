@@ -1,7 +1,7 @@
 """From a study to its runs: products of axes, united, with each distinct run in it once."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Literal
 
@@ -112,7 +112,7 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     runs: dict[str, RunSpec] = {}
     for number, block in enumerate(study.grids[grid]):
         try:
-            specs = list(_runs_of(study, block))
+            specs = list(runs_of(study, block))
         except ConfigError as error:
             raise ConfigError(f"grids.{grid}.{number}: {error}") from None
         for spec in specs:
@@ -127,7 +127,7 @@ def evaluations(study: Study, grid: str | None = None) -> dict[str, Evaluation]:
         Evaluation(run=run, dataset=study.datasets[name].settings())
         for block in study.grids[grid or study.grid]
         if block.ood
-        for run in _runs_of(study, block)
+        for run in runs_of(study, block)
         for name in block.ood
     )
     return {evaluation.name: evaluation for evaluation in found}
@@ -137,6 +137,11 @@ def sources_of(study: Study) -> dict[str, Source]:
     """Every source of the catalogue, by folder (`deit/tiny`)."""
     sources = (source_of(study, name, size) for name, sizes in study.sources.items() for size in sizes)
     return {source.folder: source for source in sources}
+
+
+def trained_sources(runs: Iterable[RunSpec]) -> dict[str, Source]:
+    """The sources among those of some runs that the pipeline trains itself, by folder."""
+    return {run.source.folder: run.source for run in runs if run.source and run.source.train}
 
 
 def source_of(study: Study, name: str, size: str) -> Source:
@@ -167,7 +172,8 @@ def _training_of(study: Study, entry: SourceEntry, size: str) -> RunSpec:
     )
 
 
-def _runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
+def runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
+    """The runs of one block, point by point of its product: one that uses no source comes up once for each source."""
     axes = (block.datasets, block.sizes, block.variants, block.inits, block.sources or (None,), block.seeds)
     for dataset, size, variant, init, source, seed in product(*axes):
         entry = study.datasets[dataset]

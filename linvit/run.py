@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, datasets, sources
-from linvit.device import peak_memory_bytes, pick_device
+from linvit.device import name_of, peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
 from linvit.files import write_text
@@ -83,7 +83,7 @@ def train(
     metrics = results_of(spec, student, progress, accuracy) | {
         "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": name_of(device),
         "ranks": ranks.size,
         "versions": versions(),
         "commit": commit,

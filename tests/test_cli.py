@@ -15,6 +15,7 @@ from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, st
 
 import linvit
 import linvit.run
+import linvit.throughput
 from linvit import results
 from linvit.__main__ import main, parser
 from linvit.fit import NonFiniteLoss
@@ -22,7 +23,7 @@ from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = ("grid", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
+COMMANDS = ("grid", "plan", "bench", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_every_subcommand_explains_itself(capsys, command):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: linvit {command}")
-    assert "--config" in out if command == "grid" else "--out" in out
+    assert ("--config" if command in ("grid", "plan") else "--out") in out
 
 
 def test_the_overview_names_every_subcommand(capsys):
@@ -89,6 +90,7 @@ def test_the_overview_names_every_subcommand(capsys):
 
 
 BAD_ARGUMENTS = ["", "nosuch", "train", "train {}", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
+BAD_ARGUMENTS += ["bench", "bench --throughput --batch-size 0", "bench --throughput --threads many"]
 
 
 @pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
@@ -123,6 +125,35 @@ def test_grid_lists_without_importing_torch(folder):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "bands/wee/relu/random/none/seed0"
     assert result.stdout.splitlines()[4:] == ["set()"]
+
+
+def test_plan_tells_what_a_grid_costs_without_importing_torch(folder):
+    code = "import sys; from linvit.__main__ import main; main(['plan']); print({'torch', 'timm'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert result.stdout.splitlines()[0] == "grid    all"
+    assert result.stdout.splitlines()[-1] == "set()"
+
+
+def test_bench_measures_what_plan_lacks(folder, monkeypatch, capsys):
+    measured = []
+
+    def pretending(run: RunSpec, batch_size: int, device: torch.device) -> tuple[float, float]:
+        measured.append((run.variant.name, run.init.distill is not None, batch_size))
+        return 2.0, 3.0
+
+    monkeypatch.setattr(linvit.throughput, "pick_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(linvit.throughput, "rates_of", pretending)
+    grid = ["--config", str(CONFIG), "--grid", "demo"]
+    assert main(["bench", "--throughput", *grid, "--variants", "ttt", "--batch-size", "4"]) == 0
+    assert measured == [("ttt", False, 4), ("ttt", True, 4)]
+    assert main(["plan", *grid]) == 0
+    lacking = " ".join(capsys.readouterr().out.splitlines())
+    assert "having no rate in results/bench/throughput.json: mini/relu, mini/relu+output, mini/softmax." in lacking
+    assert main(["bench", "--throughput", *grid]) == 0
+    assert measured[2:] == [("relu", False, 64), ("relu", True, 64), ("softmax", False, 64)]
+    assert main(["plan", *grid]) == 0
+    hours = (11 * 45 * 1000 / 2 + 11 * 3 * 5000 / 3) / 3600
+    assert f"hours   {hours:.0f} on one cpu (threads: 1), as measured " in capsys.readouterr().out
 
 
 def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, capsys):

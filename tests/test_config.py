@@ -338,6 +338,7 @@ TYPED = {
         ("inits", "copy-map3e3", "distill", "reduction"),
         ("sources", "fashion-trained", "mini", "train", "dataset"),
         ("grids", "demo", 0, "inits", 0),
+        ("grids", "demo", 0, "for"),
     ],
     "mapping": [
         *[(key,) for key in (*TABLES, "sources", "grids")],
@@ -462,6 +463,7 @@ OUT_OF_RANGE = [
     (("grids", "demo", 0, "seeds"), [], "at least 1 item"),
     (("grids", "demo", 0, "datasets"), [], "at least 1 item"),
     (("grids", "demo", 0, "inits"), [], "at least 1 item"),
+    (("grids", "demo", 0, "for"), "a label that is too long for a line of linvit plan", "at most 48 characters"),
 ]
 
 
@@ -695,6 +697,7 @@ def test_what_builds_the_dag_imports_neither_torch_nor_timm():
 import json, sys
 from pathlib import Path
 import linvit.config, linvit.grid, linvit.results, linvit.tables, linvit.figures, linvit.claims, linvit.__main__
+import linvit.plan
 study = linvit.config.load_study({str(CONFIG)!r})
 runs = linvit.grid.expand(study, "paper")
 [run.to_json() for run in runs.values()], linvit.grid.sources_of(study)

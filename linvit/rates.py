@@ -1,0 +1,125 @@
+"""How fast a device works: the table that `linvit bench --throughput` writes and `linvit plan` reads."""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import PositiveFloat, PositiveInt, ValidationError
+
+from linvit.config import ConfigError, Part, Study, UserError, first_mistake
+from linvit.files import write_text
+from linvit.grid import RunSpec, expand, trained_sources
+
+
+class RatesError(UserError):
+    """A table of rates that cannot be read, or that is another device's."""
+
+
+class Workload(NamedTuple):
+    """What decides how fast a device carries out a run: names of its model's parts, what it distils, its precision."""
+
+    size: str
+    variant: str
+    distill: str | None
+    precision: str
+
+    def __str__(self) -> str:
+        distill = f"+{self.distill}" if self.distill else ""
+        return f"{self.size}/{self.variant}{distill}" + (f" {self.precision}" if self.precision != "float32" else "")
+
+
+class Rate(Part):
+    """One row: the images per second of a workload, in training and in evaluation."""
+
+    size: str
+    variant: str
+    distill: str | None
+    precision: str
+    batch_size: PositiveInt
+    """Images in a forward pass; fewer than asked for where `error` says that these did not fit."""
+    train_images_per_second: PositiveFloat | None
+    eval_images_per_second: PositiveFloat | None
+    error: str | None = None
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.size, self.variant, self.distill, self.precision)
+
+
+class Rates(Part):
+    """A table of rates, all of one device, by the same number of CPU threads and versions."""
+
+    device: str
+    threads: PositiveInt
+    versions: dict[str, str]
+    date: datetime.date
+    """Of the last row."""
+    rates: tuple[Rate, ...] = ()
+
+    @property
+    def by_workload(self) -> dict[Workload, Rate]:
+        return {rate.workload: rate for rate in self.rates}
+
+
+def workload_of(run: RunSpec) -> Workload:
+    target = run.init.distill.target if run.init.distill else None
+    return Workload(run.size.name, run.variant.name, target, run.recipe.precision)
+
+
+def workloads_of(
+    study: Study,
+    grid: str | None = None,
+    *,
+    sizes: Sequence[str] | None = None,
+    variants: Sequence[str] | None = None,
+) -> dict[Workload, RunSpec]:
+    """The distinct workloads of a grid, each with the first run, or training of a source, that has it.
+
+    Args:
+        sizes, variants: Only workloads of these.
+
+    Raises:
+        ConfigError: as of `expand`; a size or variant that the grid does not have.
+    """
+    runs = list(expand(study, grid).values())
+    runs += [source.train for source in trained_sources(runs).values()]
+    found: dict[Workload, RunSpec] = {}
+    for run in runs:
+        found.setdefault(workload_of(run), run)
+    for axis, names in (("size", sizes), ("variant", variants)):
+        if names:
+            found = _only(found, axis, names)
+    return found
+
+
+def _only(workloads: dict[Workload, RunSpec], axis: str, names: Sequence[str]) -> dict[Workload, RunSpec]:
+    there = dict.fromkeys(getattr(workload, axis) for workload in workloads)
+    for name in names:
+        if name not in there:
+            raise ConfigError(f"no run of the grid has {axis} {name!r}; allowed: {', '.join(there)}")
+    return {workload: run for workload, run in workloads.items() if getattr(workload, axis) in names}
+
+
+def default_path(study: Study) -> Path:
+    return Path(study.results) / "bench" / "throughput.json"
+
+
+def read_rates(path: Path) -> Rates | None:
+    """A table that `write_rates` wrote, None where there is none.
+
+    Raises:
+        RatesError: the file cannot be read or is no such table.
+    """
+    try:
+        return Rates.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RatesError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise RatesError(f"{path}: no table of throughput: {first_mistake(error)}; delete it") from None
+
+
+def write_rates(rates: Rates, path: Path) -> None:
+    write_text(path, rates.model_dump_json(indent=1) + "\n")
