@@ -84,10 +84,12 @@ def figure(options: argparse.Namespace) -> None:
     """Draw one figure into a file; its suffix, png or pdf, is the format."""
     from linvit import results
     from linvit.figures import FIGURES, save
+    from linvit.figures_losses import losses
 
-    if options.name not in FIGURES:
-        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
-    drawn = FIGURES[options.name](results.read_runs(options.runs))
+    figures = {**FIGURES, "losses": losses}
+    if options.name not in figures:
+        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(figures)}")
+    drawn = figures[options.name](results.read_runs(options.runs))
     for path in options.out:
         save(drawn, path)
 
@@ -141,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     for function in (tables, figure, claims):
         command = _command(commands, function)
         if function is figure:
-            command.add_argument("name", help="fig2 or fig4")
+            command.add_argument("name", help="fig2, fig4 or losses")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")
         command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
     return top

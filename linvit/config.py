@@ -162,6 +162,11 @@ class Distill(Part):
     reduction: Literal["mean", "sum"] = "mean"
     """Over blocks."""
 
+    @property
+    def loss(self) -> str:
+        """Its name in tables: the target, with the distance where that is not mean-squared (`map-cross_entropy`)."""
+        return self.target if self.distance == "mse" else f"{self.target}-{self.distance}"
+
     @model_validator(mode="after")
     def _compares_alike(self) -> "Distill":
         allowed = DISTANCES[self.target]

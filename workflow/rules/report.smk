@@ -1,5 +1,8 @@
 # From cached metrics to tables, figures and claims; each depends on its own code as well.
 FIGURES = ["fig2", "fig4"]
+LOSSES = {run.init.distill.loss for run in RUNS.values() if run.init.distill}
+if LOSSES - {"output", "map"}:  # others than the paper's
+    FIGURES.append("losses")
 REPORT = [
     f"{GRID}/runs.csv",
     multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
@@ -46,7 +49,10 @@ rule tables:
 rule figure:
     input:
         runs=f"{GRID}/runs.csv",
-        code=[f"{PACKAGE}/figures.py", f"{PACKAGE}/results.py"],
+        code=[
+            f"{PACKAGE}/{module}.py"
+            for module in ("figures", "figures_losses", "results")
+        ],
     output:
         multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
     log:
