@@ -7,11 +7,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from linvit.__main__ import main
 from linvit.config import load_study
 from linvit.figures import REFERENCE, save
 from linvit.figures_losses import COPY, LOSSES, MEAN, OWN_WEIGHTS, losses
 from linvit.grid import expand
-from linvit.results import start_of
+from linvit.results import start_of, write_runs
 
 
 def lossy(target: str, weight: float, top1: float = 80.0, seed: int = 0, **changes) -> dict:
@@ -95,3 +96,10 @@ def test_operators_data_sets_and_sources_do_not_mix():
 def test_partial_grids_are_drawn(runs, tmp_path):
     save(losses(frame(runs)), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_it_is_drawn_by_command(tmp_path):
+    write_runs(frame([lossy("heads", 1000.0)]), tmp_path / "runs.csv")
+    out = tmp_path / "losses.pdf"
+    assert main(["figure", "losses", str(tmp_path / "runs.csv"), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"%PDF")

@@ -75,7 +75,7 @@ PARTS = {
 # --- how many runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("demo", 11)])
+@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 63), ("demo", 11)])
 def test_a_grid_has_as_many_runs_as_the_documents_say(grid, runs):
     assert len(expand(STUDY, grid)) == runs
 
