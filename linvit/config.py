@@ -39,6 +39,8 @@ Seed = NonNegativeInt
 AUTO_AUGMENT = r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*$"
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
 """The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
+DISTANCES = {"output": ("mse", "l2"), "heads": ("mse",), "map": ("mse", "cross_entropy")}
+"""What a distillation loss can match, and by which distances; `linvit.distill` has the formulas."""
 
 
 class UserError(ValueError):
@@ -146,10 +148,6 @@ class VariantEntry(Variant):
 
     def settings(self) -> Variant:
         return Variant(**self.model_dump(exclude={"head_outputs", "map_distribution"}))
-
-
-DISTANCES = {"output": ("mse", "l2"), "heads": ("mse",), "map": ("mse", "cross_entropy")}
-"""What a distillation loss can match, and by which distances; `linvit.distill` has the formulas."""
 
 
 class Distill(Part):
