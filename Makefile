@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --profile workflow/profiles/local
 
-.PHONY: help install demo mini test test-cluster check clean
+.PHONY: help install demo mini test test-cluster bench check clean
 
 help:            ## list the commands
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,8 +25,17 @@ demo mini: install  ## run a grid on the embedded images and print its table (de
 test: install    ## all tests
 	$(BIN)/python -m pytest
 
-test-cluster: install  ## tests of the Slurm executor, on a Slurm that they start (Debian: slurmctld slurmd slurm-client)
+test-cluster: install  ## tests on a Slurm that they start themselves (Debian: slurmctld slurmd slurm-client)
 	$(BIN)/python -m pytest --override-ini=addopts=--strict-markers tests/cluster
+
+# In a folder of its own: Snakemake imports every executor that it finds, and this one calls scontrol each time.
+$(VENV)/peer: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ \
+		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
+	touch $@
+
+bench: $(VENV)/peer  ## the Slurm executor beside Snakemake's own: calls, seconds, memory (half an hour)
+	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 
 check: install   ## style, import order, workflow
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ configfile: "config.yaml"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/sources.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/ood.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -15,3 +16,6 @@ rule all:
     default_target: True
     input:
         REPORT,
+        # Named here too: Snakemake does not miss a deleted file that only finished reports were made from.
+        METRICS,
+        EVALUATED,

@@ -12,11 +12,17 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
+from linvit.logs import set_up_logging
+from linvit.report import FIGURES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def grid(options: argparse.Namespace) -> None:
@@ -32,9 +38,7 @@ def dataset(options: argparse.Namespace) -> None:
     from linvit.files import write_text
 
     part = _read(Dataset, options.dataset)
-    sizes = {
-        split: len(datasets.read(part, split, options.data, download=options.download)) for split in ("train", "test")
-    }
+    sizes = {split: len(datasets.read(part, split, options.data, download=options.download)) for split in part.splits}
     write_text(
         options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
     )
@@ -42,54 +46,60 @@ def dataset(options: argparse.Namespace) -> None:
 
 def source(options: argparse.Namespace) -> None:
     """Bring a pre-trained Softmax ViT into a folder: fetched, or trained by the pipeline."""
+    from linvit.ranks import joined
     from linvit.run import prepare_source
 
     part = _read(Source, options.source)
-    prepare_source(part, options.out, data_root=options.data, workers=_workers(options), stop=stop_on_signal())
+    with joined() as ranks:
+        prepare_source(part, options.out, ranks=ranks, **_compute(options))
 
 
 def train(options: argparse.Namespace) -> None:
     """Carry out one run, from its spec to its metrics."""
+    from linvit.ranks import joined
     from linvit.run import train as train_run
 
     spec = _read(RunSpec, options.spec)
-    metrics = train_run(
-        spec,
-        options.out,
-        sources_folder=options.sources,
-        data_root=options.data,
-        workers=_workers(options),
-        stop=stop_on_signal(),
-    )
+    with joined() as ranks:
+        metrics = train_run(spec, options.out, sources_folder=options.sources, ranks=ranks, **_compute(options))
     logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
+def ood(options: argparse.Namespace) -> None:
+    """Evaluate a trained run on a further test split of its data set, out of distribution."""
+    from linvit.ood import evaluate_ood
+
+    part = _read(Dataset, options.dataset)
+    found = evaluate_ood(options.run, part, options.out, data_root=options.data, workers=_workers(options))
+    logging.getLogger("linvit").info("%s on %s: top-1 %.2f", options.run, part.name, found["top1"])
+
+
 def collect(options: argparse.Namespace) -> None:
-    """Gather metrics files, or those of whole folders, into one tidy table."""
+    """Gather metrics files, or those of whole folders, into one tidy table (with --ood, those out of distribution)."""
     from linvit import results
 
-    found = (sorted(path.rglob("metrics.json")) if path.is_dir() else [path] for path in options.metrics)
-    results.write_runs(results.collect(itertools.chain.from_iterable(found)), options.out)
+    pattern = "ood/*.json" if options.ood else "metrics.json"
+    found = (sorted(path.rglob(pattern)) if path.is_dir() else [path] for path in options.metrics)
+    gather = results.collect_ood if options.ood else results.collect
+    results.write_runs(gather(itertools.chain.from_iterable(found)), options.out)
 
 
 def tables(options: argparse.Namespace) -> None:
-    """Write the table of top-1 (csv, markdown, LaTeX)."""
+    """Write the table of top-1, and the paper's tables with ours beside the printed numbers (csv, markdown, LaTeX)."""
     from linvit import results
     from linvit.tables import write_tables
 
-    write_tables(results.read_runs(options.runs), options.out)
+    write_tables(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def figure(options: argparse.Namespace) -> None:
     """Draw one figure into a file; its suffix, png or pdf, is the format."""
     from linvit import results
     from linvit.figures import FIGURES, save
-    from linvit.figures_losses import losses
 
-    figures = {**FIGURES, "losses": losses}
-    if options.name not in figures:
-        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(figures)}")
-    drawn = figures[options.name](results.read_runs(options.runs))
+    if options.name not in FIGURES:
+        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
+    drawn = FIGURES[options.name](results.read_runs(options.runs))
     for path in options.out:
         save(drawn, path)
 
@@ -99,7 +109,7 @@ def claims(options: argparse.Namespace) -> None:
     from linvit import results
     from linvit.claims import write_claims
 
-    write_claims(results.read_runs(options.runs), options.out)
+    write_claims(results.read_runs(options.runs), options.out, _ood(options))
 
 
 def stop_on_signal() -> Callable[[], bool]:
@@ -136,14 +146,23 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--sources", type=Path, default=Path("results/sources"), help="folder of prepared sources")
     command.add_argument("--out", type=Path, required=True, help="the run's folder")
 
+    command = _command(commands, ood)
+    command.add_argument("run", type=Path, help="the run's folder")
+    command.add_argument("dataset", help="the data set as JSON, or a file with it")
+    _add_compute(command)
+    command.add_argument("--out", type=Path, required=True, help="the file to write (json)")
+
     command = _command(commands, collect)
     command.add_argument("metrics", type=Path, nargs="+", help="metrics.json files, or folders of runs")
+    command.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
     command.add_argument("--out", type=Path, required=True, help="the table to write (csv)")
 
     for function in (tables, figure, claims):
         command = _command(commands, function)
         if function is figure:
-            command.add_argument("name", help="fig2, fig4 or losses")
+            command.add_argument("name", help=", ".join(FIGURES))
+        else:
+            command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")
         command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
     return top
@@ -151,10 +170,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.captureWarnings(True)
-    for library in ("timm", "fontTools"):  # at work, they tell more than a log of runs needs
-        logging.getLogger(library).setLevel(logging.WARNING)
+    set_up_logging()
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)
@@ -174,6 +190,16 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     command.add_argument("--threads", type=int, help="CPU threads for torch")
     command.add_argument("--workers", type=int, help="processes that decode images; default: one fewer than threads")
+
+
+def _compute(options: argparse.Namespace) -> dict[str, Any]:
+    return {"data_root": options.data, "workers": _workers(options), "stop": stop_on_signal()}
+
+
+def _ood(options: argparse.Namespace) -> "DataFrame | None":
+    from linvit import results
+
+    return results.read_ood(options.ood) if options.ood else None
 
 
 def _workers(options: argparse.Namespace) -> int:

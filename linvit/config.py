@@ -203,20 +203,29 @@ class Init(Part):
 
 
 class Dataset(Part):
-    """Where labelled images come from: exactly one of `torchvision`, `folder`, `npz`, `idx`.
+    """Where labelled images come from: exactly one of `torchvision`, `timm`, `folder`, `npz`, `idx`.
 
-    `train` and `test` are the keyword arguments (torchvision) or the file names (folder, npz, idx) of the
-    two splits. Sizes, where given, are checked on load.
+    `train` and `test` are the keyword arguments (torchvision, timm) or the file names (folder, npz, idx) of the
+    two splits. Classes, and sizes where given, are checked on load.
     """
 
     name: Name
     torchvision: str | None = None
+    timm: str | None = None
+    """`hfds/` and a folder of Hugging Face or WebDataset shards; timm's other readers stream, or have a key here."""
     folder: str | None = None
     npz: str | None = None
     idx: str | None = None
     train: dict[str, Any] | str | None = None
     test: dict[str, Any] | str | None = None
     classes: PositiveInt
+    class_names: str | None = None
+    """A file, or `package:file`, with a class a line in the order of labels: folders are named by one, or by its
+    number. Without it, labels are places in the sorted folder names."""
+    subset: str | None = None
+    """A file like `class_names` with the classes that occur; logits of the others are dropped."""
+    test_of: str | None = None
+    """The data set of which this is a further test split, out of distribution; its models alone see it."""
     train_size: PositiveInt | None = None
     test_size: PositiveInt | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -224,21 +233,43 @@ class Dataset(Part):
 
     @model_validator(mode="after")
     def _has_one_reader(self) -> "Dataset":
-        _exactly_one(self, ("torchvision", "folder", "npz", "idx"))
+        _exactly_one(self, ("torchvision", "timm", "folder", "npz", "idx"))
+        reader = "torchvision" if self.torchvision else "timm" if self.timm else None
         for split in ("train", "test"):
-            if self.torchvision and not isinstance(getattr(self, split), dict | None):
-                raise ValueError(f"{split} of a torchvision data set is a mapping of its keyword arguments")
-            if not self.torchvision and not isinstance(getattr(self, split), str | None):
-                raise ValueError(f"{split} of this data set is a name; keyword arguments are for torchvision")
+            if reader and not isinstance(getattr(self, split), dict | None):
+                raise ValueError(f"{split} of a {reader} data set is a mapping of its keyword arguments")
+            if not reader and not isinstance(getattr(self, split), str | None):
+                raise ValueError(f"{split} of this data set is a name; keyword arguments are for torchvision and timm")
         if len(self.mean) != len(self.std):
             raise ValueError("mean and std differ in length")
         return self
 
+    @model_validator(mode="after")
+    def _is_read_by_number(self) -> "Dataset":
+        if self.timm and not re.match(r"hfds/.", self.timm):
+            raise ValueError(f"timm {self.timm!r} gives images in no fixed order; allowed: hfds/ and a folder")
+        return self
+
+    @model_validator(mode="after")
+    def _is_whole_or_a_test_split(self) -> "Dataset":
+        if self.subset and not (self.class_names and self.test_of):
+            raise ValueError("subset needs class_names and test_of")
+        if self.test_of and (self.train or self.train_size):
+            raise ValueError(f"a test split of {self.test_of!r} has neither train nor train_size")
+        return self
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test",) if self.test_of else ("train", "test")
+
 
 class DatasetEntry(Dataset):
-    """A data set in the catalogue, with the recipe it is trained by: one name, or one a size."""
+    """A data set in the catalogue, with the recipe it is trained by: one name, or one a size.
 
-    recipe: str | dict[str, str]
+    One that is a `test_of` another has none.
+    """
+
+    recipe: str | dict[str, str] | None = None
 
     def recipe_for(self, size: str) -> str:
         if isinstance(self.recipe, str):
@@ -258,6 +289,9 @@ class Recipe(Part):
     epochs: PositiveInt
     warmup_epochs: NonNegativeInt = 0
     batch_size: PositiveInt = 512
+    """Images in an update, over all ranks."""
+    micro_batch_size: PositiveInt | None = None
+    """Images in one forward pass of a rank, whose gradients are added up; by default its whole part of the batch."""
     lr: PositiveFloat = 2e-3
     min_lr: NonNegativeFloat = 1e-6
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -337,8 +371,10 @@ class Block(Part):
     seeds: tuple[Seed, ...] = Field(min_length=1)
     recipe: str | None = None
     """In place of each data set's own; the run's name then says so."""
+    ood: tuple[str, ...] = ()
+    """Further test splits of the block's data set, on which its trained models are evaluated too."""
 
-    @field_validator("datasets", "sizes", "variants", "inits", "sources", "seeds")
+    @field_validator("datasets", "sizes", "variants", "inits", "sources", "seeds", "ood")
     @classmethod
     def _is_unique(cls, values: tuple) -> tuple:
         twice = sorted({value for value in values if values.count(value) > 1})
@@ -368,27 +404,54 @@ class Study(Part):
     def _refers_to_what_exists(self) -> "Study":
         _known("grid", self.grid, self.grids)
         for name, dataset in self.datasets.items():
-            recipes = [dataset.recipe] if isinstance(dataset.recipe, str) else dataset.recipe.values()
-            for recipe in recipes:
-                _known(f"datasets.{name}.recipe", recipe, self.recipes)
-            for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
-                _known(f"datasets.{name}.recipe", size, self.sizes)
+            self._check_dataset(f"datasets.{name}", dataset)
         for name, sizes in self.sources.items():
             if name == NO_SOURCE:
                 raise ValueError(f"sources.{name}: the name of runs without a source; choose another")
             for size, source in sizes.items():
                 _known(f"sources.{name}", size, self.sizes)
                 if source.train:
-                    _known(f"sources.{name}.{size}.train.dataset", source.train.dataset, self.datasets)
+                    self._check_trained_on(f"sources.{name}.{size}.train.dataset", source.train.dataset)
                     _known(f"sources.{name}.{size}.train.recipe", source.train.recipe, self.recipes)
         for name, blocks in self.grids.items():
             for number, block in enumerate(blocks):
-                for axis in ("datasets", "sizes", "variants", "inits", "sources"):
+                for axis in ("sizes", "variants", "inits", "sources"):
                     for value in getattr(block, axis):
                         _known(f"grids.{name}.{number}.{axis}", value, getattr(self, axis))
+                for value in block.datasets:
+                    self._check_trained_on(f"grids.{name}.{number}.datasets", value)
+                for value in block.ood:
+                    self._check_ood(f"grids.{name}.{number}.ood", value, block)
                 if block.recipe:
                     _known(f"grids.{name}.{number}.recipe", block.recipe, self.recipes)
         return self
+
+    def _check_dataset(self, key: str, dataset: DatasetEntry) -> None:
+        if dataset.test_of:
+            self._check_trained_on(f"{key}.test_of", dataset.test_of)
+            if dataset.recipe:
+                raise ValueError(f"{key}.recipe: nothing is trained on a test split of {dataset.test_of!r}")
+            if dataset.classes != self.datasets[dataset.test_of].classes:
+                raise ValueError(f"{key}.classes: not those of {dataset.test_of!r}, whose models it is for")
+            return
+        if dataset.recipe is None:
+            raise ValueError(f"{key}.recipe: missing")
+        recipes = [dataset.recipe] if isinstance(dataset.recipe, str) else dataset.recipe.values()
+        for recipe in recipes:
+            _known(f"{key}.recipe", recipe, self.recipes)
+        for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
+            _known(f"{key}.recipe", size, self.sizes)
+
+    def _check_trained_on(self, key: str, name: str) -> None:
+        _known(key, name, self.datasets)
+        if self.datasets[name].test_of:
+            raise ValueError(f"{key}: {name!r} is a test split of {self.datasets[name].test_of!r}; it has no training")
+
+    def _check_ood(self, key: str, name: str, block: Block) -> None:
+        _known(key, name, self.datasets)
+        others = [dataset for dataset in block.datasets if dataset != self.datasets[name].test_of]
+        if others:
+            raise ValueError(f"{key}: {name!r} is no test split of {others[0]!r} (test_of)")
 
 
 def study_from(config: Mapping, origin: str = "config.yaml") -> Study:

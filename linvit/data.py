@@ -21,7 +21,8 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.augment import RandomResizedCrop, color_jitter, random_flip
 from linvit.config import Dataset, Recipe, Size
-from linvit.datasets import Images, Split
+from linvit.datasets import DataError, Images, Split
+from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,10 @@ class Batches(Protocol):
         """Batches in an epoch."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Normalised images [B, C, H, W] and labels [B] of one epoch in its own order, from step `start` on."""
+        """Normalised images [B, C, H, W] and labels [B] of one epoch in its own order, from step `start` on.
+
+        Of each batch, a rank gets its part.
+        """
 
 
 def training_batches(
@@ -49,18 +53,29 @@ def training_batches(
     *,
     device: torch.device = torch.device("cpu"),
     workers: int = 0,
+    ranks: Ranks = Ranks(),
 ) -> Batches:
-    """The augmented training set; `stream` seeds order and augmentation."""
+    """The augmented training set; `stream` seeds order and augmentation.
+
+    Raises:
+        DataError: a batch has fewer images than there are ranks.
+    """
     if recipe.batch_size > len(data):
         log.warning(
             "batch_size %d exceeds the %d images: one smaller step an epoch, at the same learning rate",
             recipe.batch_size,
             len(data),
         )
+    smallest = len(data) % recipe.batch_size or recipe.batch_size
+    if smallest < ranks.size:
+        raise DataError(
+            f"recipe {recipe.name!r}: with batch_size {recipe.batch_size} the last batch of {len(data)} images has "
+            f"{smallest}, fewer than the {ranks.size} ranks; use fewer ranks or another batch_size"
+        )
     per_image = recipe.auto_augment or recipe.random_erasing
     if isinstance(data, Images) and not per_image:
-        return ArrayBatches(data, dataset, recipe, size, stream, device)
-    return FileBatches(data, dataset, recipe, size, stream, device, workers)
+        return ArrayBatches(data, dataset, recipe, size, stream, device, ranks)
+    return FileBatches(data, dataset, recipe, size, stream, device, ranks, workers)
 
 
 def evaluation_batches(
@@ -71,8 +86,10 @@ def evaluation_batches(
     *,
     device: torch.device = torch.device("cpu"),
     workers: int = 0,
+    ranks: Ranks = Ranks(),
 ) -> Iterable[Batch]:
-    """The test set: resized, cropped at the centre, normalised, in order."""
+    """The test set, or a rank's share of it: resized, cropped at the centre, normalised, in order."""
+    data = _share(data, ranks)
     if isinstance(data, Images):
         return ArrayEvaluation(data, dataset, recipe, size, device)
     transform = _per_image_transform(dataset, recipe, size, training=False)
@@ -91,6 +108,7 @@ class _TrainingSet:
     size: Size
     stream: Stream
     device: torch.device
+    ranks: Ranks
 
     def __len__(self) -> int:
         return -(-len(self.data) // self.recipe.batch_size)
@@ -104,7 +122,9 @@ class ArrayBatches(_TrainingSet):
         for step, indices in enumerate(order.split(self.recipe.batch_size)[start:], start):
             generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
             images = _to_channels(self.data.images[indices].to(self.device), self.size.channels)
-            yield self.augment(images.float() / 255, generator), self.data.labels[indices].to(self.device)
+            # Every rank augments all images, since the draws of each depend on the batch it is in.
+            mine = self.ranks.part(len(indices))
+            yield self.augment(images.float() / 255, generator)[mine], self.data.labels[indices][mine].to(self.device)
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images in [0, 1] -> augmented and normalised."""
@@ -148,10 +168,10 @@ class FileBatches(_TrainingSet):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         transform = _per_image_transform(self.dataset, self.recipe, self.size, training=True)
         seed = self.stream("augment", epoch)
+        batches = epoch_order(len(self.data), epoch, self.stream).split(self.recipe.batch_size)[start:]
         yield from torch.utils.data.DataLoader(
             Transformed(self.data, transform, self.size.channels, seed),
-            self.recipe.batch_size,
-            sampler=epoch_order(len(self.data), epoch, self.stream)[start * self.recipe.batch_size :].tolist(),
+            batch_sampler=[batch[self.ranks.part(len(batch))].tolist() for batch in batches],
             num_workers=self.workers,
             pin_memory=_pins(self.device),
         )
@@ -178,6 +198,16 @@ class Transformed(torch.utils.data.Dataset):
             np.random.seed(seed)
             torch.manual_seed(seed)
         return self.transform(image.convert("L" if self.channels == 1 else "RGB")), label
+
+
+def _share(data: Split, ranks: Ranks) -> Split:
+    """Every so manieth image, so that each is in one rank's share."""
+    if ranks.size == 1:
+        return data
+    mine = slice(ranks.rank, None, ranks.size)
+    if isinstance(data, Images):
+        return Images(data.images[mine], data.labels[mine])
+    return torch.utils.data.Subset(data, range(len(data))[mine])
 
 
 def epoch_order(n: int, epoch: int, stream: Stream) -> Tensor:

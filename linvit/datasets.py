@@ -1,4 +1,4 @@
-"""Labelled images by data-set name: torchvision's sets, image folders, npz and idx files."""
+"""Labelled images by data-set name: torchvision's sets, image folders, shards, npz and idx files."""
 
 import gzip
 import struct
@@ -6,12 +6,15 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from importlib.resources import as_file
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 import torch
 import torchvision.datasets
+from timm.data.readers import create_reader
+from timm.data.readers.reader import Reader
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
@@ -38,24 +41,92 @@ class Images:
         return F.to_pil_image(self.images[index]), int(self.labels[index])
 
 
+@dataclass(frozen=True)
+class Shards(torch.utils.data.Dataset):
+    """A split that timm's reader finds image by image, as encoded files."""
+
+    reader: Reader
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        file, label = self.reader[index]
+        return PIL.Image.open(file), int(label)
+
+
 Split = Images | torch.utils.data.Dataset
 
 
 def read(dataset: Dataset, split: str, root: str | Path, *, download: bool = False) -> Split:
-    """The "train" or "test" split of a data set, its size checked.
+    """The "train" or "test" split of a data set, its size and its classes checked.
 
     Raises:
         DataError: one line with what is missing, where it was looked for, and how to get it.
     """
-    readers = {"npz": _read_npz, "idx": _read_idx, "torchvision": _read_torchvision, "folder": _read_folder}
+    readers = {
+        "npz": _read_npz,
+        "idx": _read_idx,
+        "torchvision": _read_torchvision,
+        "timm": _read_timm,
+        "folder": _read_folder,
+    }
     kind = next(kind for kind in readers if getattr(dataset, kind) is not None)
     data = readers[kind](dataset, split, Path(root), download)
     expected = getattr(dataset, f"{split}_size")
     if expected and len(data) != expected:
         raise DataError(f"data set {dataset.name!r}: {len(data)} {split} images, expected {expected}")
-    if isinstance(data, Images) and not 0 <= int(data.labels.min()) <= int(data.labels.max()) < dataset.classes:
-        raise DataError(f"data set {dataset.name!r}: {split} labels outside 0..{dataset.classes - 1}")
+    _check_labels(dataset, split, data)
     return data
+
+
+def scored_labels(dataset: Dataset) -> list[int]:
+    """The labels that occur in a data set: all, or those of its subset."""
+    if dataset.subset is None:
+        return list(range(dataset.classes))
+    labels = _labels_by_name(dataset)
+    names = _lines(dataset, dataset.subset)
+    strange = [name for name in names if name not in labels]
+    if strange:
+        raise DataError(
+            f"data set {dataset.name!r}: {dataset.subset}: no class {strange[0]!r} in {dataset.class_names}"
+        )
+    return sorted(labels[name] for name in names)
+
+
+def _labels_by_name(dataset: Dataset) -> dict[str, int]:
+    """The label of each class name, and of each label written as a number."""
+    names = _lines(dataset, dataset.class_names)
+    if len(names) != dataset.classes:
+        raise DataError(
+            f"data set {dataset.name!r}: {dataset.class_names} has {len(names)} classes, not {dataset.classes}"
+        )
+    return {str(label): label for label in range(len(names))} | {name: label for label, name in enumerate(names)}
+
+
+def _lines(dataset: Dataset, path: str) -> list[str]:
+    try:
+        return resource(path).read_text(encoding="utf-8").split()
+    except (OSError, ValueError) as error:
+        raise DataError(f"data set {dataset.name!r}: {path} cannot be read: {reason_of(error)}") from error
+
+
+def _check_labels(dataset: Dataset, split: str, data: Split) -> None:
+    """Every class has images, and no image another class."""
+    # torchvision keeps them under one of these names, that of Food-101, Flowers-102 and Pets a private one.
+    labels = next((getattr(data, key) for key in ("labels", "targets", "_labels") if hasattr(data, key)), None)
+    if labels is None:
+        return
+    expected, found = set(scored_labels(dataset)), set(np.unique(np.asarray(labels)).tolist())
+    if found - expected:
+        allowed = f"the classes of {dataset.subset}" if dataset.subset else f"0..{dataset.classes - 1}"
+        raise DataError(f"data set {dataset.name!r}: {split} labels outside {allowed}")
+    if expected - found:
+        raise DataError(
+            f"data set {dataset.name!r}: {split} images of {len(found)} classes, expected {len(expected)}: "
+            f"none of class {min(expected - found)}"
+        )
 
 
 def _read_npz(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
@@ -101,18 +172,63 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
     return _images(np.asarray(array), np.asarray(data.targets if hasattr(data, "targets") else data.labels))
 
 
+def _read_timm(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
+    folder = (root / dataset.timm.removeprefix("hfds/")).absolute()
+    if not folder.is_dir():
+        raise _missing(dataset, folder, "put the data set's shards there (parquet, or WebDataset's tar files)")
+    if find_spec("datasets") is None:
+        raise DataError(f"data set {dataset.name!r} needs the package 'datasets'; pip install 'linvit[shards]'")
+    arguments = getattr(dataset, split) or {"split": {"train": "train", "test": "validation"}[split]}
+    try:
+        reader = create_reader(f"hfds/{folder}", **arguments)
+        labels = reader.dataset.select_columns(reader.label_key).with_format("numpy")[:][reader.label_key]
+        reader[0]  # a column of images that is not there is noticed only now
+    except Exception as error:  # of an argument, a column or a shard: datasets raises many kinds
+        reason = reason_of(error.__cause__ or error)
+        raise DataError(f"data set {dataset.name!r}: {folder} cannot be read with {arguments}: {reason}") from error
+    return Shards(reader, labels)
+
+
+class Folder(torchvision.datasets.ImageFolder):
+    """Images whose labels are read from the names of their folders, as the data set says."""
+
+    def __init__(self, root: Path, dataset: Dataset) -> None:
+        self.dataset = dataset
+        super().__init__(root)
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        names, labels = super().find_classes(directory)
+        if self.dataset.class_names:
+            by_name = _labels_by_name(self.dataset)
+            scored = set(scored_labels(self.dataset))
+            labels = {name: by_name.get(name) for name in names}
+            strange = [name for name, label in labels.items() if label not in scored]
+            if strange:
+                allowed = self.dataset.subset or self.dataset.class_names
+                raise DataError(
+                    f"data set {self.dataset.name!r}: {directory}: folder {strange[0]!r} is no class of {allowed}"
+                )
+        elif all(name.isdecimal() for name in names) and names != sorted(names, key=int):
+            raise DataError(
+                f"data set {self.dataset.name!r}: {directory}: numbers for names, which as text are in another order; "
+                "say with class_names which classes they are, or write them with leading zeros"
+            )
+        return names, labels
+
+
 def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
     defaults = {"train": "train", "test": "val"}
-    folders = {key: root / dataset.folder / (getattr(dataset, key) or name) for key, name in defaults.items()}
+    folders = {key: root / dataset.folder / (getattr(dataset, key) or defaults[key]) for key in dataset.splits}
     folder = folders[split]
     if not folder.is_dir():
         raise _missing(dataset, folder, "put one folder of images a class there (ImageNet's layout)")
     try:
-        data = torchvision.datasets.ImageFolder(folder)
+        data = Folder(folder, dataset)
     except FileNotFoundError as error:
         raise DataError(f"data set {dataset.name!r}: {folder}: {reason_of(error)}") from error
-    if len(data.classes) != dataset.classes:
-        raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {dataset.classes}")
+    classes = len(scored_labels(dataset))
+    if len(data.classes) != classes:
+        raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {classes}")
     # Labels are places in the sorted list of class names, so both splits must have the same ones.
     for other in folders.values():
         names = sorted(path.name for path in other.iterdir() if path.is_dir()) if other.is_dir() else data.classes

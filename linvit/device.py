@@ -1,5 +1,6 @@
 """Where and in what precision a model runs."""
 
+import os
 import resource
 from contextlib import AbstractContextManager
 
@@ -7,8 +8,13 @@ import torch
 
 
 def pick_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """This rank's GPU where there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # A launcher may show a rank all GPUs of its node or its own alone.
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:

@@ -11,11 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from linvit.config import Size
 from linvit.data import Batch
 from linvit.device import autocast
+from linvit.ranks import Ranks
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Iterable[Batch], precision: str = "float32") -> dict[str, float]:
-    """Top-1 and top-5 accuracy in percent."""
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], precision: str = "float32", ranks: Ranks = Ranks()
+) -> dict[str, float]:
+    """Top-1 and top-5 accuracy in percent, over the images of all ranks."""
     model.eval()
     device = next(model.parameters()).device
     hits, images = torch.zeros(2, dtype=torch.long, device=device), 0
@@ -26,6 +29,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], precision: str = "float
         ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]
         hits += torch.stack([ranked[:, 0].sum(), ranked.sum()])
         images += len(labels)
+    hits, images = ranks.sum(hits), ranks.sum(torch.tensor(images)).item()
     top1, top5 = (100 * hits.double() / images).tolist()
     return {"top1": top1, "top5": top5}
 

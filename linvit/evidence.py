@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import stats
 
-from linvit.results import MINUS, MISSING
+from linvit.results import MINUS, MISSING, signed
 
 ALPHA = 0.05
 CONFIDENCE = 0.95
@@ -49,7 +49,7 @@ class Rule:
     """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them.
 
     A statement about all operators is not true on average alone: `contradicts` tells whether the effect of a
-    single operator says the opposite.
+    part of the pairs, such as those of a single operator, says the opposite.
     """
 
     text: str
@@ -81,6 +81,15 @@ def effect_of(differences: Iterable[float], alternative: str) -> Effect:
     return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
 
 
+def holm(ps: Iterable[float]) -> np.ndarray:
+    """p corrected for how many there are, by Holm's step-down method; NaN is no test and stays NaN."""
+    ps = np.asarray(ps, dtype=float)
+    order = np.argsort(ps)[: np.isfinite(ps).sum()]  # NaN sorts last
+    corrected = np.full(len(ps), np.nan)
+    corrected[order] = np.maximum.accumulate(ps[order] * np.arange(len(order), 0, -1)).clip(max=1)
+    return corrected
+
+
 def share_of(part: Iterable[float], whole: Iterable[float]) -> tuple[float, float, float]:
     """The ratio of two mean gains and its 95 % interval, by a seeded paired bootstrap; NaN where there is none."""
     gains = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
@@ -103,9 +112,11 @@ def share_of(part: Iterable[float], whole: Iterable[float]) -> tuple[float, floa
 
 def _greater(effect: Effect) -> Decision:
     if effect.mean > 0 and effect.p < ALPHA:
-        return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with p below {ALPHA}"
-    if effect.high < MARGIN:
-        return Verdict.FAILS, f"p is not below {ALPHA}, and the interval leaves no room for a gain of {MARGIN} points"
+        return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with corrected p below {ALPHA}"
+    if effect.low <= 0 and effect.high < MARGIN:
+        return Verdict.FAILS, f"the interval reaches 0 or below and leaves no room for a gain of {MARGIN} points"
+    if effect.mean > 0 and effect.low > 0:
+        return Verdict.UNTESTABLE, f"corrected p is not below {ALPHA}: too few pairs"
     return _too_wide(effect)
 
 
@@ -138,16 +149,16 @@ def _too_wide(effect: Effect) -> Decision:
 
 
 GREATER = Rule(
-    f"A greater than B: holds if the pooled difference is positive and its one-sided p < {ALPHA}; does not hold if the "
-    f"95 % interval's upper end is below {MARGIN} points; otherwise not testable. Contradicted by an operator whose "
-    "interval lies below 0.",
+    f"A greater than B: holds if the pooled difference is positive and its one-sided p, corrected, is below {ALPHA}; "
+    f"does not hold if the 95 % interval reaches 0 or below and ends below {MARGIN} points; otherwise not testable. "
+    "Contradicted by a part whose interval lies below 0.",
     "greater",
     _greater,
     lambda effect: effect.high < 0,
 )
 NO_GAIN = Rule(
     "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
-    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain. Contradicted by an operator whose "
+    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain. Contradicted by a part whose "
     "interval lies above 0.",
     "greater",
     _no_gain,
@@ -156,7 +167,7 @@ NO_GAIN = Rule(
 ABOUT_EQUAL = Rule(
     f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
     f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided. Contradicted "
-    "by an operator for which, alone, it does not hold.",
+    "by a part for which, alone, it does not hold.",
     "two-sided",
     _about_equal,
     lambda effect: _about_equal(effect)[0] is Verdict.FAILS,
@@ -164,7 +175,7 @@ ABOUT_EQUAL = Rule(
 NOT_WORSE = Rule(
     f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
     f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
-    "is one-sided, for a loss. Contradicted by an operator for which, alone, it does not hold.",
+    "is one-sided, for a loss. Contradicted by a part for which, alone, it does not hold.",
     "less",
     _not_worse,
     lambda effect: _not_worse(effect)[0] is Verdict.FAILS,
@@ -173,8 +184,7 @@ RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
 
 
 def points(value: float) -> str:
-    # Adding zero turns a rounded -0.0 into 0.0.
-    return MISSING if np.isnan(value) else f"{round(value, 2) + 0:+.2f}".replace("-", MINUS)
+    return signed(value, 2)
 
 
 def interval(effect: Effect) -> str:

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,10 +14,11 @@ import tqdm
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from linvit.config import Recipe, RunEnded, UserError
+from linvit.config import Recipe, RunEnded
 from linvit.data import Batches, Stream
 from linvit.device import autocast
-from linvit.files import replacing
+from linvit.progress import CheckpointError, Progress, restore, save
+from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -28,32 +29,10 @@ class NonFiniteLoss(RunEnded):
     """The loss became NaN or infinite."""
 
 
-class CheckpointError(UserError):
-    """A checkpoint that is damaged, or of another run."""
-
-
 class Interrupted(RunEnded):
     """Training was asked to stop, and did so after writing a checkpoint."""
 
     interrupted = True
-
-
-@dataclass
-class Progress:
-    """How far a run is: a record for each epoch done, the epoch under way, and the seconds and images so far."""
-
-    history: list[dict] = field(default_factory=list)
-    step: int = 0
-    """Steps done of the epoch under way, and their losses."""
-    losses: list[tuple[float, float | None, int]] = field(default_factory=list)
-    seconds: float = 0.0
-    images: int = 0
-    earlier_seconds: float = 0.0
-    """Wall time of the processes that were interrupted, up to their last checkpoint."""
-
-    @property
-    def epochs(self) -> int:
-        return len(self.history)
 
 
 def fit(
@@ -68,8 +47,9 @@ def fit(
     checkpoint: Path | None = None,
     identity: str = "",
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = Ranks(),
 ) -> Progress:
-    """Train `model` in place.
+    """Train `model` in place; several ranks make the same updates as one would.
 
     Args:
         stream: Seeds for the order of images, augmentation, mixing and drop path. They are drawn anew at each
@@ -78,7 +58,7 @@ def fit(
         evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
         checkpoint: Written after each epoch; training resumes from it where it exists.
         identity: What the checkpoint must belong to (the run's spec).
-        stop: Asked after each step; once true, a checkpoint is written and training ends.
+        stop: Asked after each step; once true on a rank, a checkpoint is written and all ranks end.
 
     Raises:
         NonFiniteLoss: names epoch, step and the last finite losses.
@@ -86,24 +66,31 @@ def fit(
         Interrupted: `stop` asked for it.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, fused=True)
-    loop = _Loop(model, batches, recipe, stream, optimizer, mixing(recipe, num_classes), auxiliary)
     progress, begin = Progress(), time.perf_counter()
     if checkpoint and checkpoint.exists():
         progress = restore(checkpoint, identity, model, optimizer)
         log.info("resumed after epoch %d of %d, step %d", progress.epochs, recipe.epochs, progress.step)
-    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step) as bar:
+    _check_all_resumed_alike(progress, checkpoint, ranks)
+
+    def keep() -> None:
+        if checkpoint and ranks.first:
+            save(checkpoint, identity, model, optimizer, progress, since=begin)
+        ranks.wait()
+
+    mix = mixing(recipe, num_classes)
+    loop = _Loop(ranks.replica(model), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
+    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
         while progress.epochs < recipe.epochs:
             record = loop.epoch(progress, bar.update, stop)
             if record is None:
-                if checkpoint:
-                    save(checkpoint, identity, model, optimizer, progress, since=begin)
+                keep()
                 raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
             if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
                 record |= evaluate()
             progress.history.append(record)
-            if checkpoint:
-                save(checkpoint, identity, model, optimizer, progress, since=begin)
-            _report(record, recipe.epochs, bar)
+            keep()
+            if ranks.first:
+                _report(record, recipe.epochs, bar)
     return progress
 
 
@@ -118,6 +105,7 @@ class _Loop:
     optimizer: torch.optim.Optimizer
     mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     auxiliary: Callable[[Tensor], Tensor] | None
+    ranks: Ranks
 
     def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> dict | None:
         """Train the epoch under way to its end and return its record, losses being means over its images.
@@ -126,11 +114,11 @@ class _Loop:
         """
         self.model.train()
         epoch, begin = progress.epochs + 1, time.perf_counter()
-        losses = Losses(progress)
+        losses = Losses(progress, self.ranks)
         for step, (images, labels) in enumerate(self.batches.epoch(epoch, progress.step), progress.step):
-            losses.add(*self.step(epoch, step, images, labels), len(labels))
+            losses.add(*self.step(epoch, step, images, labels))
             tick()
-            if stop():
+            if self.ranks.any(stop()):
                 progress.step, progress.losses = step + 1, losses.read()
                 progress.seconds += time.perf_counter() - begin
                 return None
@@ -140,39 +128,64 @@ class _Loop:
         progress.step, progress.losses = 0, []
         return record
 
-    def step(self, epoch: int, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """One update; returns the task's loss and the auxiliary one."""
+    def step(self, epoch: int, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, int]:
+        """One update; returns this rank's part of the task's loss and of the auxiliary one, and the batch's images."""
         device = next(self.model.parameters()).device
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        n = int(self.ranks.sum(torch.tensor(len(labels))))
         torch.manual_seed(self.stream("step", epoch, step))
         images, targets = self.mix(images, labels)
+        if not self.ranks.first:  # mixed alike, but each with a drop path of its own
+            torch.manual_seed(self.stream("step", epoch, step, self.ranks.rank))
         rate = learning_rate(self.recipe, (epoch - 1) * len(self.batches) + step, len(self.batches))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with autocast(device, self.recipe.precision):
-            logits = self.model(images)
-            extra = self.auxiliary(images) if self.auxiliary else None
-        task = F.cross_entropy(logits.float(), targets, label_smoothing=self.recipe.label_smoothing)
-        loss = task if extra is None else task + extra
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        task, extra = self.gradients(images, targets, n)
         if self.recipe.clip_grad:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
         self.optimizer.step()
-        return task, extra
+        return task, extra, n
+
+    def gradients(self, images: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+        """Add up the gradients of this rank's micro-batches; returns its part of both losses' means over n images."""
+        size = self.recipe.micro_batch_size or len(images)
+        micro_batches = list(zip(images.split(size), targets.split(size), strict=True))
+        parts = []
+        for number, (inputs, wanted) in enumerate(micro_batches, 1):
+            with self.ranks.averaging(self.model, number == len(micro_batches)):
+                task, extra = self.losses(inputs, wanted)
+                share = len(inputs) / n
+                loss = task if extra is None else task + extra
+                # Ranks average their gradients, so that each counts as one of that many.
+                (loss * (share * self.ranks.size)).backward()
+            parts.append((task.detach() * share, None if extra is None else extra.detach() * share))
+        tasks, extras = zip(*parts, strict=True)
+        return sum(tasks), None if self.auxiliary is None else sum(extras)
+
+    def losses(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The task's loss and the auxiliary one, means over the images."""
+        with autocast(images.device, self.recipe.precision):
+            logits = self.model(images)
+            extra = self.auxiliary(images) if self.auxiliary else None
+        return F.cross_entropy(logits.float(), targets, label_smoothing=self.recipe.label_smoothing), extra
 
 
 class Losses:
-    """The losses of an epoch's steps, read from the device now and then rather than at every step."""
+    """The losses of an epoch's steps, read from the device now and then rather than at every step.
 
-    def __init__(self, progress: Progress) -> None:
+    Each rank adds its part of a step's mean losses.
+    """
+
+    def __init__(self, progress: Progress, ranks: Ranks) -> None:
         self.epoch = progress.epochs + 1
+        self.ranks = ranks
         self._last_epoch = progress.history[-1] if progress.history else None
         self._pending: list[tuple[Tensor, Tensor | None, int]] = []
         self._read = [tuple(entry) for entry in progress.losses]
 
     def add(self, task: Tensor, extra: Tensor | None, images: int) -> None:
-        self._pending.append((task.detach(), None if extra is None else extra.detach(), images))
+        self._pending.append((task, extra, images))
         if len(self._pending) == CHECK_EVERY:
             self._check()
 
@@ -195,12 +208,17 @@ class Losses:
         return {"loss": task + extra, "task_loss": task, "distill_loss": extra}
 
     def _check(self) -> None:
-        for task, extra, images in self._pending:
-            values = (task.item(), None if extra is None else extra.item(), images)
+        if not self._pending:
+            return
+        tasks, extras, images = zip(*self._pending, strict=True)
+        self._pending.clear()
+        tasks = self.ranks.sum(torch.stack(tasks)).tolist()
+        if extras[0] is not None:
+            extras = self.ranks.sum(torch.stack(extras)).tolist()
+        for values in zip(tasks, extras, images, strict=True):
             if not all(math.isfinite(value) for value in values if value is not None):
                 raise NonFiniteLoss(self._message(values))
             self._read.append(values)
-        self._pending.clear()
 
     def _message(self, values: tuple) -> str:
         last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none"
@@ -246,42 +264,16 @@ def mixing(recipe: Recipe, num_classes: int) -> Callable[[Tensor, Tensor], tuple
     return choices[0] if len(choices) == 1 else v2.RandomChoice(choices)
 
 
-def save(
-    path: Path,
-    identity: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    *,
-    since: float | None = None,
-) -> None:
-    """Write everything a run needs to go on, all or nothing; `since` is when this process began, by perf_counter."""
-    elapsed = time.perf_counter() - since if since is not None else 0.0
-    progress = replace(progress, earlier_seconds=progress.earlier_seconds + elapsed)
-    state = {"identity": identity, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    with replacing(path) as temporary:
-        torch.save({**state, "progress": asdict(progress)}, temporary)
+def _check_all_resumed_alike(progress: Progress, checkpoint: Path | None, ranks: Ranks) -> None:
+    """A file system that is slow to tell may show the checkpoint, or its newest version, to some ranks only."""
+    steps = torch.tensor([progress.epochs, progress.step])
+    if ranks.any(not torch.equal(ranks.sum(steps), ranks.size * steps)):
+        raise CheckpointError(f"{checkpoint}: not the same on all {ranks.size} ranks; start this run again")
 
 
-def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Bring model and optimizer back to where `save` found them."""
-    device = next(model.parameters()).device
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-        if not isinstance(state, dict):
-            raise TypeError(f"holds a {type(state).__name__}")
-        found = state["identity"]
-    except Exception as error:  # whatever damaged bytes make the reader raise
-        raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
-    if found != identity:
-        raise CheckpointError(f"{path}: belongs to a run with other settings; delete it to start this run over")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return Progress(**state["progress"])
-
-
-def _progress_bar(total: int, initial: int) -> tqdm.tqdm:
-    return tqdm.tqdm(total=total, initial=initial, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+def _progress_bar(total: int, initial: int, ranks: Ranks) -> tqdm.tqdm:
+    hidden = not (ranks.first and sys.stderr.isatty())
+    return tqdm.tqdm(total=total, initial=initial, unit="step", disable=hidden, dynamic_ncols=True)
 
 
 def _report(record: dict, epochs: int, bar: tqdm.tqdm) -> None:

@@ -89,6 +89,18 @@ class RunSpec(Part):
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+class Evaluation(Part):
+    """A trained run on a further test split of its data set, out of distribution."""
+
+    run: RunSpec
+    dataset: Dataset
+
+    @property
+    def name(self) -> str:
+        """Its path: the run's, then the data set."""
+        return f"{self.run.name}/ood/{self.dataset.name}"
+
+
 def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     """All distinct runs of a grid, by name, in the order of its blocks.
 
@@ -108,6 +120,18 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
             if runs.setdefault(spec.name, spec) != spec:
                 raise ConfigError(f"grids.{grid}: two different runs would be named {spec.name!r}")
     return runs
+
+
+def evaluations(study: Study, grid: str | None = None) -> dict[str, Evaluation]:
+    """All distinct evaluations out of distribution that a grid's blocks ask for, by name."""
+    found = (
+        Evaluation(run=run, dataset=study.datasets[name].settings())
+        for block in study.grids[grid or study.grid]
+        if block.ood
+        for run in _runs_of(study, block)
+        for name in block.ood
+    )
+    return {evaluation.name: evaluation for evaluation in found}
 
 
 def sources_of(study: Study) -> dict[str, Source]:

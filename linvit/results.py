@@ -7,14 +7,16 @@ of the same initialisations. Nothing here imports torch.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, TypeVar
 
+import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from linvit.config import NO_SOURCE, Group, Init, UserError, first_mistake
+from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake
 from linvit.files import write_text
-from linvit.grid import RunSpec
+from linvit.grid import Evaluation, RunSpec
+from linvit.report import identity, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +29,12 @@ STARTS = {
     "copy": "Copy",
     "mlpcopy": "MLPCopy",
     "fullcopy": "FullCopy",
+    "fullcopy-notoken": "FullCopy minus class token",
+    "fullcopy-notoken-nopos": "FullCopy minus class token, positions",
+    "fullcopy-notoken-nopos-nopatch": "FullCopy minus class token, positions, patch embedding",
     "pretrained": "Pretrained",
 }
-"""What the weights start from, in the order of Table A, with display names [arXiv:2609.35745, Table A]."""
+"""What the weights start from, with display names, in the order of Tables A and G [arXiv:2609.35745]."""
 VARIANTS = {"elu": "ELU", "relu": "ReLU", "inline": "InLine", "mhla": "MHLA", "ttt": "TTT", "softmax": "Softmax"}
 DATASETS = {
     "imagenet": "ImageNet-1K",
@@ -41,6 +46,10 @@ DATASETS = {
     "pets": "Oxford-IIIT Pets",
     "fashion-1k": "Fashion-1K",
     "fashion-mnist": "Fashion-MNIST",
+    "imagenet-a": "ImageNet-A",
+    "imagenet-r": "ImageNet-R",
+    "imagenet-sketch": "ImageNet-Sketch",
+    "imagenet-v2": "ImageNet-V2",
 }
 DTYPES = {
     "run": "str",
@@ -69,16 +78,11 @@ DTYPES = {
     "commit": "str",
 }
 """The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
+OOD_COLUMNS = ("run", "dataset", "size", "variant", "init", "start", "distill", "source", "seed", "top1", "top5")
+OOD_DTYPES = {column: DTYPES[column] for column in OOD_COLUMNS} | {"images": "int64"}
+"""The columns of a frame of evaluations out of distribution; `dataset` is the one evaluated on."""
 
 Percent = Annotated[float, Field(ge=0, le=100)]
-GROUPS = frozenset(get_args(Group))
-STARTS_BY_COPY = {
-    frozenset(): "random",
-    frozenset({"attention"}): "copy",
-    frozenset({"mlp"}): "mlpcopy",
-    GROUPS - {"head"}: "fullcopy",
-    GROUPS: "pretrained",
-}
 
 
 class ResultsError(UserError):
@@ -88,6 +92,9 @@ class ResultsError(UserError):
 class _Checked(BaseModel):
     # Keys that the frame does not need may come and go.
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+Read = TypeVar("Read", bound=_Checked)
 
 
 class _Best(_Checked):
@@ -116,6 +123,14 @@ class _Metrics(_Checked):
     commit: str | None
 
 
+class _Evaluated(_Checked):
+    run: RunSpec
+    dataset: Dataset
+    images: PositiveInt
+    top1: Percent
+    top5: Percent
+
+
 def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
     """Read metrics files into a frame with the columns of `DTYPES`, one row a run, sorted by name.
 
@@ -142,39 +157,57 @@ def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None 
     return runs.sort_values("run", ignore_index=True)
 
 
+def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] | None = None) -> pd.DataFrame:
+    """Read evaluations out of distribution into a frame with the columns of `OOD_DTYPES`, sorted by data set and run.
+
+    Args:
+        expected: The evaluations there should be, by name; what was evaluated with other settings is refused.
+
+    Raises:
+        ResultsError: a file is missing, damaged or incomplete, of other settings, or two files hold the same one.
+    """
+    rows: dict[str, dict] = {}
+    for path in map(Path, paths):
+        found = _read(path, _Evaluated)
+        evaluation = Evaluation(run=found.run, dataset=found.dataset)
+        if evaluation.name in rows:
+            raise ResultsError(f"{path}: {evaluation.name!r} is there twice")
+        if expected is not None and evaluation != expected.get(evaluation.name):
+            raise ResultsError(f"{path}: is of other settings than the configuration's; delete it to evaluate again")
+        rows[evaluation.name] = identity_of(evaluation) | found.model_dump(include={"images", "top1", "top5"})
+    if not rows:
+        raise ResultsError("nothing out of distribution to collect: no block of the grid has the key ood")
+    frame = pd.DataFrame(list(rows.values()), columns=list(OOD_DTYPES)).astype(OOD_DTYPES)
+    return frame.sort_values(["dataset", "run"], ignore_index=True)
+
+
 def read_runs(csv: str | Path) -> pd.DataFrame:
-    """Read a frame that `write_runs` wrote.
+    """Read a frame of `collect` that `write_runs` wrote.
 
     Raises:
         ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
     """
-    try:
-        runs = pd.read_csv(csv, dtype=DTYPES, keep_default_na=False, na_values=[""])
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
-    missing = [column for column in DTYPES if column not in runs]
-    if missing:
-        raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
-    return runs[list(DTYPES)]
+    return _read_frame(csv, DTYPES)
+
+
+def read_ood(csv: str | Path) -> pd.DataFrame:
+    """Like `read_runs`, a frame of `collect_ood`."""
+    return _read_frame(csv, OOD_DTYPES)
 
 
 def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
     write_text(csv, runs.to_csv(index=False, lineterminator="\n"))
 
 
-def start_of(init: Init) -> str:
-    """What the weights start from, whatever is distilled later: a key of `STARTS`, or else the init's own name."""
-    copied = frozenset(init.copied)
-    if init.analytic and not copied:
-        return init.analytic
-    if not init.analytic and copied in STARTS_BY_COPY:
-        return STARTS_BY_COPY[copied]
-    return init.name.removesuffix("-distill")
-
-
 def label(start: str, distill: bool = False) -> str:
     """An initialisation's display name, such as `MLPCopy w/ Distill`."""
     return STARTS.get(start, start) + (" w/ Distill" if distill else "")
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference with its sign."""
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return MISSING if np.isnan(value) else f"{round(value, digits) + 0:+.{digits}f}".replace("-", MINUS)
 
 
 def in_order(values: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -218,13 +251,28 @@ def beside_sources(frame: pd.DataFrame) -> pd.DataFrame:
     return beside.assign(source=source)[kept].reset_index(drop=True)
 
 
-def _read_metrics(path: Path) -> _Metrics:
+def _read_frame(csv: str | Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
     try:
-        metrics = _Metrics.model_validate_json(path.read_bytes())
+        frame = pd.read_csv(csv, dtype=dtypes, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
+    missing = [column for column in dtypes if column not in frame]
+    if missing:
+        raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
+    return frame[list(dtypes)]
+
+
+def _read(path: Path, kind: type[Read]) -> Read:
+    try:
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         raise ResultsError(f"{path}: {first_mistake(error)}") from None
+
+
+def _read_metrics(path: Path) -> _Metrics:
+    metrics = _read(path, _Metrics)
     spec = metrics.spec
     if metrics.name != spec.name:
         raise ResultsError(f"{path}: name {metrics.name!r} is not its spec's, {spec.name!r}")
@@ -235,21 +283,9 @@ def _read_metrics(path: Path) -> _Metrics:
 
 
 def _row(metrics: _Metrics) -> dict:
-    spec, distill = metrics.spec, metrics.spec.init.distill
+    spec = metrics.spec
     return {
-        "run": metrics.name,
-        # As the name has it, so that runs of another recipe are another data set to every grouping.
-        "dataset": metrics.name.split("/")[0],
-        "size": spec.size.name,
-        "variant": spec.variant.name,
-        "init": spec.init.name,
-        "start": start_of(spec.init),
-        "distill": distill is not None,
-        "distill_target": distill.loss if distill else None,
-        "distill_weight": (distill.weight or spec.recipe.distill_weight) if distill else None,
-        "source": spec.source.name if spec.source else NO_SOURCE,
-        "recipe": spec.recipe.name,
-        "seed": spec.seed,
+        **identity(spec),
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
         "best_epoch": metrics.best.epoch if metrics.best else 0,
         "epochs": spec.recipe.epochs if spec.init.train else 0,

@@ -10,17 +10,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, datasets, sources
 from linvit.device import peak_memory_bytes, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
-from linvit.files import replacing, write_text
-from linvit.fit import Progress, fit
+from linvit.files import write_text
+from linvit.fit import fit
 from linvit.grid import RunSpec, Source
 from linvit.init import CopyWeights, initialize
 from linvit.init.copy import BACKBONE
+from linvit.progress import Progress
+from linvit.ranks import Ranks
+from linvit.trained import MODEL, save_model
 from linvit.vit import build_vit
 
 log = logging.getLogger(__name__)
@@ -36,25 +40,28 @@ def train(
     data_root: Path,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = Ranks(),
 ) -> dict:
     """Carry out one run in its folder and return its metrics.
 
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
-    `metrics.json`. A run that was interrupted, or that `stop` ended after one of its steps, goes on from its
-    checkpoint.
+    `metrics.json`, all by the first rank. A run that was interrupted, or that `stop` ended after one of its steps,
+    goes on from its checkpoint.
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
-    options = {"device": device, "workers": workers}
-    write_text(folder / "spec.json", spec.to_json() + "\n")
+    options = {"device": device, "workers": workers, "ranks": ranks}
+    if ranks.first:
+        write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
     test_data = datasets.read(spec.dataset, "test", data_root)
-    weights = load_weights(spec.source, sources_folder) if spec.source else None
+    weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None
+    warn_of_other_statistics(spec, weights)
     student = build_student(spec, weights).to(device)
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
 
     def evaluated() -> dict[str, float]:
-        return evaluate(student, test, spec.recipe.precision)
+        return evaluate(student, test, spec.recipe.precision, ranks)
 
     if spec.init.train:
         progress = fit(
@@ -68,20 +75,23 @@ def train(
             checkpoint=folder / "checkpoint.pt",
             identity=spec.to_json(),
             stop=stop,
+            ranks=ranks,
         )
         accuracy = progress.history[-1]
     else:
         progress, accuracy = Progress(), evaluated()
-    save_model(student, spec, folder / "model.safetensors")
     metrics = results_of(spec, student, progress, accuracy) | {
         "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "ranks": ranks.size,
         "versions": versions(),
         "commit": commit,
     }
-    write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    if ranks.first:
+        save_model(student, spec, folder / MODEL)
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        (folder / "checkpoint.pt").unlink(missing_ok=True)
     return metrics
 
 
@@ -101,13 +111,28 @@ def results_of(spec: RunSpec, student: VisionTransformer, progress: Progress, ac
     }
 
 
-def load_weights(source: Source, sources_folder: Path) -> sources.Weights:
+def load_weights(source: Source, sources_folder: Path, ranks: Ranks = Ranks()) -> sources.Weights:
     """A prepared source's weights; those that can be fetched are fetched again where only the manifest is left."""
     folder = sources_folder / source.folder
-    if (folder / sources.MANIFEST).exists() and not (folder / sources.WEIGHTS).exists() and source.train is None:
+    lost = (folder / sources.MANIFEST).exists() and not (folder / sources.WEIGHTS).exists() and source.train is None
+    if lost and ranks.first:
         log.info("fetching %s again", source.folder)
         sources.fetch(source, folder)
+    ranks.wait()
     return sources.load(folder)
+
+
+def warn_of_other_statistics(spec: RunSpec, weights: sources.Weights | None) -> None:
+    """A source that sees images normalised otherwise than in its training is not quite the model it was."""
+    given = (spec.dataset.mean, spec.dataset.std)
+    if weights and weights.statistics and weights.statistics != given:
+        log.warning(
+            "source %s was trained on images of (mean, std) %s, but those of %s are normalised by %s",
+            spec.source.folder,
+            weights.statistics,
+            spec.dataset.name,
+            given,
+        )
 
 
 def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTransformer:
@@ -129,22 +154,19 @@ def build_distillation(
     return AttentionDistillation(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
-def prepare_source(source: Source, folder: Path, **options) -> dict:
-    """Bring a source into its folder, training it first if the pipeline makes it, and return its manifest.
+def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:
+    """Bring a source into its folder, training it first if the pipeline makes it.
 
     The options are those of `train`.
     """
     if source.train is None:
-        return sources.fetch(source, folder)
-    metrics = train(source.train, folder / "run", sources_folder=folder, **options)
-    origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
-    return sources.store(sources.read_checkpoint(folder / "run" / "model.safetensors"), source, folder, origin)
-
-
-def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
-    """The trained parameters as safetensors, with the spec in the file's metadata."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(sources.to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
+        if ranks.first:
+            sources.fetch(source, folder)
+        return
+    metrics = train(source.train, folder / "run", sources_folder=folder, ranks=ranks, **options)
+    if ranks.first:
+        origin = {key: metrics[key] for key in ("spec", "top1", "commit", "versions")}
+        sources.store(load_file(folder / "run" / MODEL), source, folder, origin)
 
 
 def versions() -> dict[str, str]:

@@ -10,13 +10,14 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import timm
-import timm.models
+import timm.data
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from linvit.config import Size, UserError
+from linvit import checkpoints
+from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Size, UserError
 from linvit.files import replacing, resource, sha256_of, write_text
 from linvit.grid import Source
 from linvit.vit import build_vit
@@ -37,6 +38,8 @@ class Weights:
 
     tensors: dict[str, Tensor]
     grid_size: tuple[int, int]
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Mean and std that its training images were normalised by, where its history tells."""
 
 
 def fetch(source: Source, folder: Path) -> dict:
@@ -48,7 +51,7 @@ def fetch(source: Source, folder: Path) -> dict:
             raise SourceError(
                 f"source {source.folder!r}: timm cannot give {source.timm!r}: {_reason(error)}"
             ) from error
-        return store(model.state_dict(), source, folder, {"timm": source.timm, "timm_version": timm.__version__})
+        return store(model.state_dict(), source, folder, _timm_origin(source.timm, model))
     if source.url:
         return _fetch_url(source, folder)
     with as_file(resource(source.path)) as path:
@@ -56,8 +59,7 @@ def fetch(source: Source, folder: Path) -> dict:
             raise SourceError(f"source {source.folder!r}: no file {source.path!r}; put the checkpoint there")
         if source.sha256:
             _check_sha256(path, source.sha256, source.path)
-        tensors = read_checkpoint(path)
-        return store(tensors, source, folder, {"path": source.path, "sha256": sha256_of(path), **_metadata(path)})
+        return _store_published(path, source, folder, {"path": source.path, "sha256": sha256_of(path)})
 
 
 def _fetch_url(source: Source, folder: Path) -> dict:
@@ -70,7 +72,24 @@ def _fetch_url(source: Source, folder: Path) -> dict:
         except (OSError, ValueError) as error:
             raise SourceError(f"source {source.folder!r}: cannot fetch {source.url}: {_reason(error)}") from error
         _check_sha256(path, source.sha256, source.url)
-        return store(read_checkpoint(path), source, folder, {"url": source.url, "sha256": source.sha256})
+        return _store_published(path, source, folder, {"url": source.url, "sha256": source.sha256})
+
+
+def _store_published(path: Path, source: Source, folder: Path, origin: dict) -> dict:
+    """Store a file in its authors' layout, with what it says of its own history and what was left out of it."""
+    try:
+        checkpoint = checkpoints.read(path)
+    except checkpoints.CheckpointError as error:
+        raise SourceError(f"source {source.folder!r}: {source.path or source.url}: {error}") from error
+    return store(checkpoint.tensors, source, folder, {**origin, **_metadata(path), **checkpoint.conversion})
+
+
+def _timm_origin(tag: str, model: torch.nn.Module) -> dict:
+    """The tag, and how timm prepares images for it."""
+    config = timm.data.resolve_model_data_config(model)
+    statistics = {key: list(config[key]) for key in ("mean", "std")}
+    images = {**statistics, "interpolation": config["interpolation"], "crop_pct": config["crop_pct"]}
+    return {"timm": tag, "timm_version": timm.__version__, "images": images}
 
 
 def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict) -> dict:
@@ -94,14 +113,14 @@ def load(folder: Path) -> Weights:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         _check_sha256(folder / WEIGHTS, manifest["weights_sha256"], str(folder / WEIGHTS))
-        grid_size = tuple(manifest["grid_size"])
+        grid_size, statistics = tuple(manifest["grid_size"]), _statistics_in(manifest)
     except FileNotFoundError as error:
         raise SourceError(
             f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
         ) from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
-    return Weights(read_checkpoint(folder / WEIGHTS), grid_size)
+    return Weights(load_file(folder / WEIGHTS), grid_size, statistics)
 
 
 def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
@@ -112,14 +131,6 @@ def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> byte
     )
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """A state dict from safetensors or a PyTorch file, unwrapped by timm; never unpickles objects."""
-    try:
-        return timm.models.load_state_dict(str(path), device="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes the readers raise
-        raise SourceError(f"{path}: cannot be read as a checkpoint of plain tensors: {_reason(error)}") from error
-
-
 def check(weights: Weights, size: Size, name: str) -> None:
     """Account for every parameter: those of a Softmax ViT of this size, with or without a head, and no other.
 
@@ -128,11 +139,12 @@ def check(weights: Weights, size: Size, name: str) -> None:
     for key, value in weights.tensors.items():
         if not isinstance(value, Tensor):
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
+    found = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    classes = next(iter(found.get("head.weight", ())), 0)
     with torch.device("meta"):
-        expected = build_vit(size, num_classes=1).state_dict()
-    shapes = {key: tensor.shape for key, tensor in expected.items() if not key.startswith("head.")}
+        expected = build_vit(size, num_classes=classes).state_dict()
+    shapes = {key: tensor.shape for key, tensor in expected.items()}
     shapes["pos_embed"] = (1, 1 + math.prod(weights.grid_size), size.dim)
-    found = {key: tensor.shape for key, tensor in weights.tensors.items() if not key.startswith("head.")}
     for problem, keys in (("lacks", shapes.keys() - found.keys()), ("has an unknown", found.keys() - shapes.keys())):
         if keys:
             raise SourceError(f"source {name!r} {problem} parameter {min(keys)!r} ({len(keys)} in all)")
@@ -162,6 +174,16 @@ def _metadata(path: Path) -> dict:
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     return {"provenance": json.loads(metadata["linvit"])} if "linvit" in metadata else {}
+
+
+def _statistics_in(manifest: dict) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """From timm's configuration or the spec of a training by the pipeline, of this file or the one it was made of."""
+    if "images" in manifest:
+        return tuple(manifest["images"]["mean"]), tuple(manifest["images"]["std"])
+    if "spec" in manifest:
+        dataset = manifest["spec"]["dataset"]
+        return tuple(dataset.get("mean", IMAGENET_MEAN)), tuple(dataset.get("std", IMAGENET_STD))
+    return _statistics_in(manifest["provenance"]) if "provenance" in manifest else None
 
 
 def _reason(error: Exception) -> str:

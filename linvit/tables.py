@@ -1,4 +1,8 @@
-"""Top-1 accuracy as tables: mean ± standard deviation over seeds, long as CSV, laid out as Markdown and LaTeX."""
+"""Accuracies as tables, long as CSV, laid out as Markdown and LaTeX.
+
+`top1` shows all of a grid's runs, mean ± standard deviation over seeds; the others are the paper's tables, ours
+beside the printed numbers.
+"""
 
 import re
 from collections.abc import Iterator
@@ -8,16 +12,21 @@ from pathlib import Path
 import pandas as pd
 
 from linvit.files import write_text
+from linvit.published import Table, tables
+from linvit.report import printed_tables
 from linvit.results import (
     DATASETS,
+    MINUS,
     MISSING,
     NO_SOURCE,
     STARTS,
     VARIANTS,
     beside_sources,
+    default_runs,
     in_order,
     label,
     references,
+    signed,
     sizes_in_order,
 )
 
@@ -47,32 +56,69 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     return top1.assign(**ranks).sort_values(by, ignore_index=True)[[*KEYS, "mean", "std", "n"]]
 
 
-def write_tables(runs: pd.DataFrame, folder: str | Path) -> None:
-    """Write `top1.csv`, `top1.md` and `top1.tex` into a folder."""
+def compare(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
+    """Ours beside the paper's, one row a printed number.
+
+    Columns: row, column; mean, std (the sample's, NaN for one run) and n of the runs that are there, of `runs` that
+    the paper has; paper, paper_std; difference (ours minus the paper's). Accuracies are in percent.
+    """
+    records = runs.to_dict("records")
+    rows = []
+    for cell in table.cells():
+        top1 = pd.Series([run["top1"] for run in records if cell.runs.match(run)], dtype=float)
+        ours = {"mean": top1.mean(), "std": top1.std(), "n": len(top1), "runs": cell.runs.seeds}
+        paper = {"paper": cell.value, "paper_std": cell.std, "difference": top1.mean() - cell.value}
+        rows.append({"row": cell.row, "column": cell.column, **ours, **paper})
+    return pd.DataFrame(rows).astype({"paper_std": float})
+
+
+def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | None = None) -> None:
+    """Write `top1` and those of the paper's tables that the runs can fill, as csv, markdown and LaTeX.
+
+    Args:
+        ood: Out-of-distribution results, which Table 2 is made of.
+    """
     summary = summarise(runs)
-    sections = list(_sections(summary))
-    write_text(Path(folder) / "top1.csv", summary.to_csv(index=False, lineterminator="\n"))
-    write_text(Path(folder) / "top1.md", "\n".join(["# Top-1 accuracy (%)\n", *map(_markdown, sections)]))
-    write_text(Path(folder) / "top1.tex", "\n".join(["% Needs \\usepackage{booktabs}.", *map(_latex, sections)]))
+    _write(Path(folder) / "top1", summary, [*_sections(summary)], "# Top-1 accuracy (%)\n")
+    runs = default_runs(runs)
+    if ood is not None:
+        runs = pd.concat([runs, ood])
+    for name in printed_tables(runs.to_dict("records")):
+        table = tables()[name]
+        numbers = compare(table, runs)
+        _write(Path(folder) / name, numbers, [_beside_the_paper(name, table, numbers)])
+
+
+def _write(path: Path, numbers: pd.DataFrame, sections: list["_Section"], *heading: str) -> None:
+    write_text(path.with_suffix(".csv"), numbers.to_csv(index=False, lineterminator="\n"))
+    write_text(path.with_suffix(".md"), "\n".join([*heading, *map(_markdown, sections)]))
+    write_text(path.with_suffix(".tex"), "\n".join(["% Needs \\usepackage{booktabs}.", *map(_latex, sections)]))
 
 
 @dataclass(frozen=True)
 class _Section:
-    """One data set, size and source."""
+    """One table as it is printed."""
 
+    name: str
     title: str
+    caption: str
+    """The title where there is no heading above it, as in LaTeX."""
     note: str
     table: pd.DataFrame
-    """Cells as text: a row per initialisation, a column per variant."""
+    """Cells as text."""
+    text_columns: int = 1
+    """The first ones, which are aligned to the left."""
 
 
 def _sections(summary: pd.DataFrame) -> Iterator[_Section]:
+    """One for each data set, size and source: a row per initialisation, a column per variant."""
     beside = beside_sources(summary)
     for (dataset, size, source), cells in beside.groupby(["dataset", "size", "source"], sort=False):
         reference = references(cells).head(1)
         rows = cells.drop(reference.index) if len(cells) > len(reference) else cells
         names = [DATASETS.get(dataset, dataset), size] + ([f"source {source}"] if source != NO_SOURCE else [])
-        yield _Section(", ".join(names), f"{_reference_note(reference)} {_seeds_note(rows)}", _layout(rows))
+        title, note = ", ".join(names), f"{_reference_note(reference)} {_seeds_note(rows)}"
+        yield _Section(f"top1-{title}", title, f"Top-1 accuracy (%), {title}", note, _layout(rows))
 
 
 def _layout(rows: pd.DataFrame) -> pd.DataFrame:
@@ -114,24 +160,49 @@ def _seeds_note(rows: pd.DataFrame) -> str:
     return "Mean ± standard deviation over " + (f"n = {counts[0]} seeds." if len(counts) == 1 else "n seeds.")
 
 
-def _markdown(section: _Section) -> str:
-    table = section.table.to_markdown(
-        index=False, disable_numparse=True, colalign=["left"] + ["right"] * (section.table.shape[1] - 1)
+def _beside_the_paper(name: str, table: Table, numbers: pd.DataFrame) -> _Section:
+    """Three lines a row: ours, the paper's, the difference."""
+    texts = {(cell.row, cell.column): _three_lines(cell) for cell in numbers.itertuples()}
+    lines = [
+        {"": row if i == 0 else "", " ": line}
+        | {column: texts.get((row, column), ("",) * 3)[i] for column in table.columns}
+        for row in table.rows
+        for i, line in enumerate(("ours", "paper", "difference"))
+    ]
+    there, all_runs = numbers[["n", "runs"]].min(axis=1).sum(), numbers["runs"].sum()
+    missing = f"; {all_runs - there} are missing" if there < all_runs else ""
+    title = f"Table {name.removeprefix('table')}: {table.title}"
+    what = (
+        f"{table.what}: ours, the paper's [arXiv:2609.35745] and the difference; mean ± standard deviation over seeds."
     )
+    note = f"{what} {there} of {all_runs} runs are there{missing}."
+    return _Section(name, title, title, note, pd.DataFrame(lines), text_columns=2)
+
+
+def _three_lines(cell: tuple) -> tuple[str, str, str]:
+    ours = _cell(cell.mean, cell.std) if cell.n else MISSING
+    lacks = f" ({cell.n} of {cell.runs} runs)" if cell.n < cell.runs else ""
+    return ours + lacks, _cell(cell.paper, cell.paper_std), signed(cell.difference, 1)
+
+
+def _markdown(section: _Section) -> str:
+    alignment = ["left"] * section.text_columns + ["right"] * (section.table.shape[1] - section.text_columns)
+    table = section.table.to_markdown(index=False, disable_numparse=True, colalign=alignment)
     return f"## {section.title}\n\n{section.note}\n\n{table}\n"
 
 
 def _latex(section: _Section) -> str:
     """A booktabs table; n and the reference stand in its caption."""
+    text_columns = section.text_columns
     table = section.table.to_latex(
         index=False,
         escape=True,
-        column_format="l" + "r" * (section.table.shape[1] - 1),
-        caption=_escaped(f"Top-1 accuracy (%), {section.title}. {section.note}"),
-        label="tab:top1-" + re.sub(r"[^a-z0-9]+", "-", section.title.lower()),
+        column_format="l" * text_columns + "r" * (section.table.shape[1] - text_columns),
+        caption=_escaped(f"{section.caption}. {section.note}"),
+        label="tab:" + re.sub(r"[^a-z0-9]+", "-", section.name.lower()),
         position="htbp",
     )
-    return table.replace("±", r"$\pm$").replace(MISSING, "--")
+    return table.replace("±", r"$\pm$").replace(MINUS, "$-$").replace(MISSING, "--")
 
 
 def _escaped(text: str) -> str:

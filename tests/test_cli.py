@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fakes import frame, ood_frame, run
 from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, store_source, study_config, write_npz
 
 import linvit
 import linvit.run
+from linvit import results
 from linvit.__main__ import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
+from linvit.ranks import Ranks
+from linvit.results import read_ood
 
-COMMANDS = ("grid", "dataset", "source", "train", "collect", "tables", "figure", "claims")
+COMMANDS = ("grid", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +148,17 @@ def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, cap
     assert {"top1", "init", "source", "seed"} <= set(header.split(","))
     assert capsys.readouterr().out == ""
 
+    further = changed(made.dataset, name="more", test_of="bands", train_size=None)
+    run = f"results/runs/{made.name}"
+    assert main(["dataset", further.model_dump_json(), "--out", "results/data/more.json"]) == 0
+    assert json.loads((folder / "results/data/more.json").read_text())["images"] == {"test": TEST}
+    assert main(["ood", run, further.model_dump_json(exclude_defaults=True), "--out", f"{run}/ood/more.json"]) == 0
+    assert main(["collect", "--ood", "results/runs", "--out", "ood.csv"]) == 0
+    (row,) = read_ood("ood.csv").itertuples()
+    assert (row.run, row.dataset, row.images) == (made.name, "more", TEST)
+    assert row.top1 == json.loads(metrics.read_text())["top1"]
+    assert capsys.readouterr().out == ""
+
 
 def test_a_spec_may_be_given_as_a_file_and_the_sources_folder_by_option(folder):
     short = changed(RECIPE, epochs=1, warmup_epochs=0)
@@ -178,7 +193,7 @@ def test_options_reach_the_run(folder, monkeypatch):
     (arguments, keywords) = calls[0]
     assert arguments == (made, Path("run"))
     assert keywords.pop("stop")() is False
-    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4}
+    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4, "ranks": Ranks()}
 
 
 @pytest.mark.parametrize(("threads", "workers"), [([], 0), (["--threads", "1"], 0), (["--threads", "4"], 3)])
@@ -188,6 +203,22 @@ def test_a_run_of_several_threads_decodes_with_all_but_one(folder, monkeypatch, 
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     main(["train", spec("x").to_json(), "--out", "run", *threads])
     assert calls[0]["workers"] == workers
+
+
+def test_out_of_distribution_results_reach_tables_and_claims(folder, monkeypatch):
+    base = {"dataset": "imagenet", "size": "base"}
+    results.write_runs(frame([run("copy", 70.0, **base), run("random", 70.0, **base)]), "runs.csv")
+    shifted = ood_frame(
+        [run(init, 20.0, dataset="imagenet-a", size="base", variant="ttt") for init in ("copy", "random")]
+    )
+    monkeypatch.setattr(results, "read_ood", {Path("ood.csv"): shifted}.get)
+    assert main(["tables", "runs.csv", "--ood", "ood.csv", "--out", "report"]) == 0
+    assert main(["claims", "runs.csv", "--ood", "ood.csv", "--out", "report/claims.md"]) == 0
+    assert "| ImageNet-A" in (folder / "report/table2.md").read_text()
+    assert "Out-of-distribution results: 2." in (folder / "report/claims.md").read_text()
+    assert main(["tables", "runs.csv", "--out", "without"]) == 0
+    assert not (folder / "without/table2.md").exists()
+    assert (folder / "without/table1.md").exists()
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------
@@ -231,6 +262,12 @@ def test_a_missing_source_is_told_in_one_line(folder, capsys):
     assert "results/sources/other/wee/source.json" in line
     line = refusal(capsys, "source", source(path="nowhere.pth").model_dump_json(exclude_defaults=True), "--out", "out")
     assert "'nowhere.pth'" in line
+
+
+def test_a_run_without_a_model_is_told_in_one_line(folder, capsys):
+    further = dataset(folder / "bands.npz", test_of="bands", train_size=None).model_dump_json(exclude_defaults=True)
+    assert "run/model.safetensors" in refusal(capsys, "ood", "run", further, "--out", "out.json")
+    assert not (folder / "out.json").exists()
 
 
 def test_a_damaged_checkpoint_is_told_in_one_line(folder, capsys):

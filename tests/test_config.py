@@ -75,7 +75,9 @@ def references() -> Iterator[tuple[PATH_TYPE, str, str]]:
     """Every place of config.yaml that holds a name: the path, the key an error shows, and the table named."""
     yield ("grid",), "grid", "grids"
     for name, entry in RAW["datasets"].items():
-        if isinstance(entry["recipe"], str):
+        if "test_of" in entry:
+            yield ("datasets", name, "test_of"), f"datasets.{name}.test_of", "datasets"
+        elif isinstance(entry["recipe"], str):
             yield ("datasets", name, "recipe"), f"datasets.{name}.recipe", "recipes"
         else:
             for size in entry["recipe"]:
@@ -88,6 +90,8 @@ def references() -> Iterator[tuple[PATH_TYPE, str, str]]:
             for axis in ("datasets", "sizes", "variants", "inits", "sources"):
                 if axis in block:
                     yield ("grids", name, number, axis, len(block[axis]) - 1), f"grids.{name}.{number}.{axis}", axis
+            if "ood" in block:
+                yield ("grids", name, number, "ood", 0), f"grids.{name}.{number}.ood", "datasets"
 
 
 def keys_of(model: type[BaseModel]) -> set[str]:
@@ -388,6 +392,7 @@ def test_what_yaml_makes_of_a_slip_is_refused(tmp_path, key, text, named):
     assert "\n" not in str(caught.value)
 
 
+SHARDS = {"timm": "hfds/x", "classes": 3, "recipe": "transfer"}
 OUT_OF_RANGE = [
     *[(("sizes", "mini", key), 0, "greater than 0") for key in ("dim", "depth", "heads", "patch_size", "image_size")],
     *[(("recipes", "transfer", key), 0, "greater than 0") for key in ("epochs", "batch_size", "lr", "clip_grad")],
@@ -441,8 +446,23 @@ OUT_OF_RANGE = [
     (("datasets", "pets", "mean"), [0.5], "mean and std differ in length"),
     (("datasets", "pets", "train"), "trainval", "mapping"),
     (("datasets", "pets", "test"), "test", "mapping"),
-    (("datasets", "pets", "npz"), "a.npz", "exactly one of torchvision, folder, npz, idx is needed"),
+    (("datasets", "pets", "npz"), "a.npz", "exactly one of torchvision, timm, folder, npz, idx is needed"),
     (("datasets", "pets"), {"classes": 3, "recipe": "transfer"}, "found none"),
+    (("datasets", "imagenet", "timm"), "hfds/x", "found timm, folder"),
+    (("datasets", "pets"), SHARDS | {"train": "train"}, "train of a timm data set is a mapping"),
+    (("datasets", "pets"), SHARDS | {"timm": "wds/x"}, "images in no fixed order; allowed: hfds/ and a folder"),
+    (("datasets", "pets"), SHARDS | {"timm": "hfds/"}, "allowed: hfds/ and a folder"),
+    (("datasets", "pets", "subset"), "a.txt", "subset needs class_names and test_of"),
+    (("datasets", "imagenet-v2", "train"), "x", "a test split of 'imagenet' has neither train nor train_size"),
+    (("datasets", "imagenet-v2", "train_size"), 3, "a test split of 'imagenet' has neither train nor train_size"),
+    (("datasets", "imagenet-v2", "recipe"), "transfer", "nothing is trained on a test split of 'imagenet'"),
+    (("datasets", "imagenet-v2", "classes"), 999, "not those of 'imagenet'"),
+    (("datasets", "imagenet-v2", "test_of"), "imagenet-a", "'imagenet-a' is a test split of 'imagenet'"),
+    (("sources", "fashion-trained", "mini", "train", "dataset"), "imagenet-a", "it has no training"),
+    (("grids", "demo", 0, "datasets"), ["imagenet-a"], "it has no training"),
+    (("grids", "demo", 0, "ood"), ["imagenet-a"], "'imagenet-a' is no test split of 'fashion-1k' (test_of)"),
+    (("grids", "demo", 0, "ood"), ["pets"], "'pets' is no test split of 'fashion-1k' (test_of)"),
+    (("grids", "demo", 0, "ood"), ["pets", "pets"], "named twice: pets"),
     (("sources", "deit", "tiny"), {}, "exactly one of timm, url, path, train is needed, found none"),
     (("sources", "deit", "tiny"), {"timm": "a", "path": "b"}, "found timm, path"),
     (("sources", "deit", "tiny"), {"url": "https://example.org/a.pth"}, "url needs sha256"),

@@ -2,7 +2,11 @@
 
 import gzip
 import inspect
+import io
+import json
+import shutil
 import struct
+import tarfile
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -12,10 +16,11 @@ import PIL.Image
 import pytest
 import torch
 import torchvision.datasets
+from layouts import LABELS, WRITERS, grey
 from tiny import RECIPE, RGB, SIZE, STUDY, TEST, TRAIN, arrays, dataset, one_line, spec, write_npz
 
 from linvit.data import evaluation_batches, training_batches
-from linvit.datasets import DataError, Images, read, read_idx
+from linvit.datasets import DataError, Images, read, read_idx, scored_labels
 from linvit.embedded.make_images import first_of_each_class, make
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -316,7 +321,7 @@ def test_a_missing_torchvision_set_is_told_with_what_where_and_how(tmp_path, nam
 def test_a_torchvision_set_is_read_with_the_configurations_arguments(fake, tmp_path, name, split):
     entry = STUDY.datasets[name]
     calls = fake(entry.torchvision)
-    settings = entry.settings().model_copy(update={f"{split}_size": 11})
+    settings = entry.settings().model_copy(update={f"{split}_size": 11, "classes": 5})
     found = read(settings, split, tmp_path, download=True)
     assert len(found) == 11
     assert calls == [{"root": tmp_path, "download": True, **getattr(entry, split)}]
@@ -326,7 +331,7 @@ def test_a_torchvision_set_is_read_with_the_configurations_arguments(fake, tmp_p
 def test_a_torchvision_set_gives_batches_of_images_and_their_own_labels(fake, tmp_path, name):
     entry = STUDY.datasets[name]
     fake(entry.torchvision)
-    settings = entry.settings().model_copy(update={"train_size": 11, "test_size": 11})
+    settings = entry.settings().model_copy(update={"train_size": 11, "test_size": 11, "classes": 5})
     run = spec("", dataset=settings, size=RGB)
     batches = training_batches(read(settings, "train", tmp_path), settings, RECIPE, RGB, run.stream)
     found = list(batches.epoch(1))
@@ -342,7 +347,7 @@ def test_a_torchvision_set_gives_batches_of_images_and_their_own_labels(fake, tm
 def test_an_array_like_torchvision_set_keeps_its_pixels(fake, tmp_path, name):
     entry = STUDY.datasets[name]
     fake(entry.torchvision)
-    found = read(entry.settings().model_copy(update={"test_size": 11}), "test", tmp_path)
+    found = read(entry.settings().model_copy(update={"test_size": 11, "classes": 5}), "test", tmp_path)
     expected = np.random.default_rng(1).integers(0, 256, (11, 12, 12, 3)).astype(np.uint8).transpose(0, 3, 1, 2)
     assert isinstance(found, Images)
     assert np.array_equal(found.images.numpy(), expected)
@@ -357,12 +362,34 @@ def test_a_torchvision_set_of_the_wrong_size_is_refused(fake, tmp_path, name, sp
     assert text == f"data set {name!r}: 11 {split} images, expected {getattr(entry, f'{split}_size')}"
 
 
-@pytest.mark.parametrize("name", ["cifar10", "stl10"])
-def test_a_torchvision_set_with_more_classes_than_configured_is_refused(fake, tmp_path, name):
+@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize(
+    ("classes", "reason"),
+    [(4, "labels outside 0..3"), (7, "images of 5 classes, expected 7: none of class 5")],
+)
+def test_a_torchvision_set_of_other_classes_than_configured_is_refused(fake, tmp_path, name, classes, reason):
     entry = STUDY.datasets[name]
     fake(entry.torchvision)
-    settings = entry.settings().model_copy(update={"train_size": 11, "classes": 4})
-    assert refusal(settings, "train", tmp_path) == f"data set {name!r}: train labels outside 0..3"
+    settings = entry.settings().model_copy(update={"train_size": 11, "classes": classes})
+    assert refusal(settings, "train", tmp_path) == f"data set {name!r}: train {reason}"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_set_as_its_authors_publish_it_gives_the_split_of_the_configuration(monkeypatch, tmp_path, name, split):
+    for module in ("cifar", "stl10", "flowers102"):  # the miniatures' checksums are others
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda path, md5: Path(path).is_file())
+    WRITERS[name](tmp_path)
+    sizes = {f"{key}_size": len(LABELS[key]) for key in ("train", "test")}
+    found = read(STUDY.datasets[name].settings().model_copy(update={"classes": 3, **sizes}), split, tmp_path)
+    images = [found[i] for i in range(len(found))]
+    assert sorted(label for _, label in images) == sorted(LABELS[split])
+    for image, label in images:
+        assert abs(np.asarray(image.convert("RGB"), float) - grey(label, split)).max() <= 1
+
+
+def test_the_six_sets_are_in_miniature_too():
+    assert list(WRITERS) == TORCHVISION
 
 
 def test_a_name_that_torchvision_does_not_know_is_refused(tmp_path):
@@ -477,6 +504,249 @@ def test_a_folder_without_images_is_told_in_one_line(tmp_path, classes):
     for name in ("", *classes):
         (tmp_path / "pictures" / "train" / name).mkdir(parents=True, exist_ok=True)
     assert "'bands'" in refusal(pictures(train_size=None), "train", tmp_path)
+
+
+# --- folders whose names say which class they hold --------------------------------------------------------
+
+SYNSETS = [f"n{number:08}" for number in (1440764, 1443537, 1484850, 1491361, 1494475, 1496331)]
+
+
+def write_named(root: Path, names: list[str]) -> Path:
+    """A flat folder of one image a class, its grey telling its place in `names`."""
+    for number, name in enumerate(names):
+        (root / "shifted" / name).mkdir(parents=True)
+        PIL.Image.new("L", (8, 8), 10 * number).save(root / "shifted" / name / "0.png")
+    return root
+
+
+def shifted(root: Path, names: list[str], subset: list[str] | None = None, **changes):
+    """A test split of another data set, with its lists of classes in files."""
+    (root / "classes.txt").write_text("\n".join(names) + "\n")
+    (root / "subset.txt").write_text("\n".join(subset or []))
+    fields = {
+        "npz": None,
+        "folder": "shifted",
+        "test": ".",
+        "test_of": "pictures",
+        "classes": len(names),
+        "class_names": str(root / "classes.txt"),
+        "subset": str(root / "subset.txt") if subset else None,
+        "train_size": None,
+        "test_size": None,
+    }
+    return dataset("", **fields | changes)
+
+
+def greys_by_label(data) -> dict[int, int]:
+    return {label: int(np.asarray(image.convert("L"))[0, 0]) for image, label in data}
+
+
+def test_folders_that_are_numbers_are_the_classes_of_those_numbers(tmp_path):
+    """ImageNet-V2's: as text, 10 and 11 come before 2."""
+    numbers = [str(number) for number in range(12)]
+    assert sorted(numbers) != numbers
+    found = read(shifted(write_named(tmp_path, numbers), [f"n{n:02}" for n in range(12)]), "test", tmp_path)
+    assert greys_by_label(found) == {number: 10 * number for number in range(12)}
+
+
+def test_folders_that_are_numbers_are_refused_where_nothing_says_which_classes_they_are(tmp_path):
+    write_named(tmp_path, [str(number) for number in range(12)])
+    settings = shifted(tmp_path, SYNSETS * 2, class_names=None)
+    text = refusal(settings, "test", tmp_path)
+    assert "numbers for names" in text
+    assert "class_names" in text
+
+
+def test_folders_that_are_numbers_of_one_length_have_only_one_order(tmp_path):
+    write_named(tmp_path, [f"{number:02}" for number in range(12)])
+    found = read(shifted(tmp_path, SYNSETS * 2, class_names=None), "test", tmp_path)
+    assert greys_by_label(found) == {number: 10 * number for number in range(12)}
+
+
+def test_folders_of_some_classes_have_the_labels_of_the_whole_list(tmp_path):
+    """ImageNet-A's and -R's 200 of 1,000; a place among their own names would be another class."""
+    some = [SYNSETS[5], SYNSETS[1], SYNSETS[2]]
+    settings = shifted(write_named(tmp_path, some), SYNSETS, subset=some)
+    assert greys_by_label(read(settings, "test", tmp_path)) == {5: 0, 1: 10, 2: 20}
+    assert scored_labels(settings) == [1, 2, 5]
+
+
+def test_a_list_in_another_order_than_the_alphabets_decides(tmp_path):
+    settings = shifted(write_named(tmp_path, SYNSETS), SYNSETS[::-1])
+    assert greys_by_label(read(settings, "test", tmp_path)) == {5 - number: 10 * number for number in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("names", "subset", "reason"),
+    [
+        ([*SYNSETS[:5], "tench"], None, "folder 'tench' is no class of {root}/classes.txt"),
+        ([*SYNSETS[:5], "6"], None, "folder '6' is no class of {root}/classes.txt"),
+        (SYNSETS[:3], SYNSETS[1:4], f"folder {SYNSETS[0]!r} is no class of {{root}}/subset.txt"),
+        (SYNSETS[:5], None, "has 5 classes, not 6"),
+        (SYNSETS[:2], SYNSETS[:3], "has 2 classes, not 3"),
+        ([*SYNSETS[:5], "0"], None, "test images of 5 classes, expected 6: none of class 5"),
+        (SYNSETS[:2], [SYNSETS[0], "n99"], "subset.txt: no class 'n99' in {root}/classes.txt"),
+    ],
+)
+def test_folders_of_other_classes_than_the_lists_are_refused(tmp_path, names, subset, reason):
+    settings = shifted(write_named(tmp_path, names), SYNSETS, subset)
+    text = refusal(settings, "test", tmp_path)
+    assert reason.format(root=tmp_path) in text
+    assert "'bands'" in text
+
+
+def test_a_list_of_classes_that_is_none_is_refused(tmp_path):
+    write_named(tmp_path, SYNSETS)
+    assert "has 6 classes, not 7" in refusal(shifted(tmp_path, SYNSETS, classes=7), "test", tmp_path)
+    assert "nowhere.txt" in refusal(shifted(tmp_path, SYNSETS, class_names="nowhere.txt"), "test", tmp_path)
+    assert "_info/none" in refusal(shifted(tmp_path, SYNSETS, class_names="timm.data:_info/none"), "test", tmp_path)
+
+
+def test_a_subset_holds_for_labels_in_files_too(tmp_path):
+    npz = write_npz(tmp_path / "bands.npz")
+    settings = shifted(tmp_path, ["a", "b", "c"], ["a", "b"], folder=None, test=None, npz=str(npz))
+    assert "test labels outside the classes of" in refusal(settings, "test", tmp_path)
+    everything = shifted(tmp_path, ["a", "b", "c"], folder=None, test=None, npz=str(npz))
+    assert len(read(everything, "test", tmp_path)) == TEST
+
+
+@pytest.mark.parametrize(("name", "classes"), [("a", 200), ("r", 200), ("sketch", 1000), ("v2", 1000)])
+def test_the_sets_of_table_2_are_scored_over_the_classes_that_they_hold(name, classes):
+    entry = STUDY.datasets[f"imagenet-{name}"]
+    labels = scored_labels(entry)
+    assert len(labels) == classes
+    assert (entry.test_of, entry.classes) == ("imagenet", 1000)
+    if entry.subset:
+        # timm ships the numbers as well, as its authors have them.
+        numbers = files("timm.data") / "_info" / f"imagenet_{name}_indices.txt"
+        assert labels == [int(line) for line in numbers.read_text().split()]
+
+
+def test_imagenets_own_folders_sorted_are_the_classes_in_their_order():
+    """So that models trained on them have the labels of the further test splits."""
+    names = (files("timm.data") / "_info" / "imagenet_synsets.txt").read_text().split()
+    assert names == sorted(names)
+
+
+# --- shards -----------------------------------------------------------------------------------------------
+
+
+def encoded(label: int, number: int) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (20 + number % 3, 18), (60 * label + number,) * 3).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_webdataset(folder: Path, *, shards: int = 2, images: int = 3) -> None:
+    """The layout of timm's own ImageNet shards: an image, its class and a record of it under one name."""
+    folder.mkdir()
+    for split, n in (("train", shards), ("validation", 1)):
+        for shard in range(n):
+            with tarfile.open(folder / f"imagenet1k-{split}-{shard:04}.tar", "w") as tar:
+                for number in range(shard * images, (shard + 1) * images):
+                    label = (number + 1) % 3
+                    record = json.dumps({"label": label, "filename": f"{number}.JPEG"})
+                    parts = {"jpg": encoded(label, number), "cls": str(label).encode(), "json": record.encode()}
+                    for suffix, content in parts.items():
+                        info = tarfile.TarInfo(f"n01440764_{number}.{suffix}")
+                        info.size = len(content)
+                        tar.addfile(info, io.BytesIO(content))
+
+
+def write_parquet(folder: Path) -> None:
+    """The layout of Hugging Face's own ImageNet."""
+    hf = pytest.importorskip("datasets", reason="shards are read with the package 'datasets'")
+    features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=["tench", "goldfish", "shark"])})
+    (folder / "data").mkdir(parents=True)
+    for split, numbers in (("train", range(6)), ("validation", range(3))):
+        labels = [(number + 1) % 3 for number in numbers]
+        images = [{"bytes": encoded(*item), "path": None} for item in zip(labels, numbers, strict=True)]
+        rows = hf.Dataset.from_dict({"image": images, "label": labels}, features=features)
+        rows.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+
+
+def shards(**changes):
+    fields = {"npz": None, "timm": "hfds/shards", "train_size": 6, "test_size": 3, "channels": 3}
+    return dataset("", **fields | changes)
+
+
+KEYS = {"input_key": "jpg", "target_key": "cls"}
+LAYOUTS = {
+    "parquet": (write_parquet, shards()),
+    "webdataset": (
+        write_webdataset,
+        shards(train={"split": "train", **KEYS}, test={"split": "validation", **KEYS}),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def sharded(request, tmp_path_factory):
+    """A folder of shards and its settings."""
+    hf = pytest.importorskip("datasets", reason="shards are read with the package 'datasets'")
+    root, (write, settings) = tmp_path_factory.mktemp("sharded"), LAYOUTS[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf.config, "HF_DATASETS_CACHE", root / "cache")
+        write(root / "shards")
+        yield root, settings
+
+
+@pytest.mark.parametrize(("split", "n"), [("train", 6), ("test", 3)])
+def test_shards_are_read_image_by_image(sharded, split, n):
+    root, settings = sharded
+    found = read(settings, split, root)
+    assert len(found) == n
+    for number in (*range(n), 0):
+        image, label = found[number]
+        assert label == (number + 1) % 3
+        assert (np.asarray(image) == 60 * label + number).all()
+        assert image.size == (20 + number % 3, 18)
+
+
+def test_shards_give_batches_that_depend_on_seed_and_step_alone(sharded):
+    root, settings = sharded
+    data, run = read(settings, "train", root), spec("", dataset=settings, size=RGB)
+    recipe = RECIPE.model_copy(update={"batch_size": 4})
+    batches = training_batches(data, settings, recipe, RGB, run.stream)
+    whole = list(batches.epoch(2))
+    (late,) = training_batches(data, settings, recipe, RGB, run.stream, workers=1).epoch(2, start=1)
+    assert torch.equal(late[0], whole[1][0])
+    assert sorted(torch.cat([labels for _, labels in whole]).tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train_size": 7}, "6 train images, expected 7"),
+        ({"classes": 2}, "train labels outside 0..1"),
+        ({"classes": 4}, "train images of 3 classes, expected 4: none of class 3"),
+        ({"train": {"split": "trian"}}, "trian"),
+        ({"train": {"split": "train", "input_key": "picture"}}, "picture"),
+        ({"train": {"split": "train", "tpyo": 1}}, "tpyo"),
+        ({"timm": "hfds/nowhere"}, "parquet, or WebDataset's tar files"),
+    ],
+)
+def test_shards_that_are_not_what_was_configured_are_refused(sharded, changes, reason):
+    root, settings = sharded
+    text = refusal(settings.model_copy(update=changes), "train", root)
+    assert reason in text
+    assert "'bands'" in text
+
+
+def test_a_shard_that_is_cut_off_is_told_with_the_reason(sharded, tmp_path):
+    root, settings = sharded
+    shutil.copytree(root / "shards", tmp_path / "shards")
+    for path in (tmp_path / "shards").rglob("*train*"):
+        path.write_bytes(path.read_bytes()[:700])
+    text = refusal(settings, "train", tmp_path)
+    assert str(tmp_path / "shards") in text
+    assert "unexpected end of data" in text or "magic bytes" in text
+
+
+def test_shards_without_the_package_that_reads_them_name_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("linvit.datasets.find_spec", lambda name: None)
+    (tmp_path / "shards").mkdir()
+    assert "pip install 'linvit[shards]'" in refusal(shards(), "train", tmp_path)
 
 
 # --- what is refused, whatever the reader -----------------------------------------------------------------

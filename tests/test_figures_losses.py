@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 
 from linvit.__main__ import main
 from linvit.config import load_study
-from linvit.figures import REFERENCE, save
-from linvit.figures_losses import COPY, LOSSES, MEAN, OWN_WEIGHTS, losses
+from linvit.figures import save
+from linvit.figures.losses import COPY, LOSSES, MEAN, OWN_WEIGHTS, losses
+from linvit.figures.style import REFERENCE
 from linvit.grid import expand
-from linvit.results import start_of, write_runs
+from linvit.report import start_of
+from linvit.results import write_runs
 
 
 def lossy(target: str, weight: float, top1: float = 80.0, seed: int = 0, **changes) -> dict:
@@ -54,7 +56,7 @@ def test_the_losses_grid_fills_every_panel_with_its_weights_in_order(tmp_path):
         [False] * 5,
         [False, True, False],
         [False, False, True],
-        [True, False, False],
+        [True, False, False, False],
     ]
 
 

@@ -33,19 +33,9 @@ from torch import nn
 
 from linvit import fit as fitting
 from linvit.config import Recipe
-from linvit.fit import (
-    CHECK_EVERY,
-    CheckpointError,
-    NonFiniteLoss,
-    Progress,
-    fit,
-    learning_rate,
-    mixing,
-    parameter_groups,
-    restore,
-    save,
-)
+from linvit.fit import CHECK_EVERY, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
 from linvit.grid import RunSpec
+from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
 from linvit.vit import build_vit
 
@@ -228,6 +218,23 @@ def test_gradients_do_not_pile_up_from_step_to_step():
     model.zero_grad()
     nn.functional.cross_entropy(model(images), labels, label_smoothing=RECIPE.label_smoothing).backward()
     assert found == pytest.approx(gradient_norm(model), rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 99])
+def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(size):
+    """Batches of 4, 4 and 2."""
+    whole, parts = linear_model(), linear_model()
+
+    def auxiliary(model: nn.Module) -> Callable:
+        return lambda images: model(images).square().mean()
+
+    records = [
+        fitted(model, recipe=changed(RECIPE, micro_batch_size=given), auxiliary=auxiliary(model)).history
+        for model, given in ((whole, None), (parts, size))
+    ]
+    torch.testing.assert_close(state_of(parts), state_of(whole))
+    for one, other in zip(*records, strict=True):
+        assert other == pytest.approx(one)
 
 
 # --- losses -----------------------------------------------------------------------------------------------

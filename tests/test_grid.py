@@ -14,7 +14,7 @@ from tiny import CONFIG, RECIPE, STUDY, spec, store_source
 
 from linvit import sources
 from linvit.config import DISTANCES, ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, study_from
-from linvit.grid import RANDOM, RunSpec, Source, expand, source_of, sources_of
+from linvit.grid import RANDOM, RunSpec, Source, evaluations, expand, source_of, sources_of
 from linvit.run import build_student
 
 RAW = yaml.safe_load(CONFIG.read_text())
@@ -75,7 +75,7 @@ PARTS = {
 # --- how many runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 63), ("demo", 11)])
+@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("demo", 11)])
 def test_a_grid_has_as_many_runs_as_the_documents_say(grid, runs):
     assert len(expand(STUDY, grid)) == runs
 
@@ -94,6 +94,37 @@ def test_the_softmax_reference_is_36_trainings_and_3_evaluations():
     ]
     assert {run.init.name for run in references if run.init.train} == {"fullcopy"}
     assert {run.dataset.name for run in references if run.init.train} == set(TRANSFERS)
+
+
+def test_table_2_is_the_evaluation_of_runs_that_are_there_anyway():
+    found = evaluations(STUDY, "paper")
+    assert {evaluation.dataset.name for evaluation in found.values()} == {
+        f"imagenet-{name}" for name in ("a", "r", "sketch", "v2")
+    }
+    runs = {evaluation.run.name: evaluation.run for evaluation in found.values()}
+    assert all(PAPER[name] == run for name, run in runs.items())
+    trained = itertools.product(["elu", "ttt"], ["random", "copy"], range(3))
+    cells = {(*of(run)[:4], run.seed) for run in runs.values()}
+    assert cells == {("imagenet", "base", *cell) for cell in (*trained, ("softmax", "pretrained", 0))}
+    assert len(found) == 4 * len(runs)
+    assert "imagenet/base/ttt/copy/deit/seed2/ood/imagenet-v2" in found
+
+
+def test_a_block_that_asks_for_evaluations_has_the_same_runs_as_one_that_does_not():
+    """So that no run becomes stale when its table is wanted."""
+    (block,) = (block for block in STUDY.grids["paper"] if block.ood and "elu" in block.variants)
+    plain = block.model_copy(update={"ood": ()})
+    runs = [
+        [run.to_json() for run in expand(STUDY.model_copy(update={"grids": {"x": (blocks,)}}), "x").values()]
+        for blocks in (block, plain)
+    ]
+    assert runs[0] == runs[1]
+    assert not any("ood" in run or "test_of" in run for run in runs[0])
+
+
+@pytest.mark.parametrize("grid", ["demo", "mini"])
+def test_a_grid_without_the_key_has_no_evaluations(grid):
+    assert evaluations(STUDY, grid) == {}
 
 
 def test_every_run_of_the_paper_belongs_to_exactly_one_part():
@@ -123,7 +154,7 @@ def test_the_losses_grid_has_figure_5s_weights_and_the_losses_of_other_works_wit
         ("map", "mse", "mean"): {3e3, 1e4, 3e4, 1e5, 3e5},
         ("map", "cross_entropy", "sum"): {0.3, 3, 30},
         ("heads", "mse", "mean"): {10, 100, 1000},
-        ("output", "l2", "mean"): {1, 10, 100},
+        ("output", "l2", "mean"): {1, 10, 100, 1000},
     }
     own = {name: STUDY.inits[f"copy-{name}"].distill.weight for name in ("transfer", "lolcats", "radlads")}
     assert own == {"transfer": 3, "lolcats": 1000, "radlads": 1}

@@ -10,24 +10,27 @@ import pandas as pd
 import pytest
 from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
 
-from linvit.config import Distill, Init, load_study
-from linvit.grid import expand
+from linvit.config import load_study
+from linvit.grid import Evaluation, evaluations, expand
 from linvit.results import (
     DTYPES,
+    MINUS,
+    MISSING,
+    OOD_DTYPES,
     ResultsError,
     beside_sources,
     collect,
+    collect_ood,
     default_runs,
     in_order,
     label,
+    read_ood,
     read_runs,
     references,
+    signed,
     sizes_in_order,
-    start_of,
     write_runs,
 )
-
-ALL_BUT_HEAD = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
 
 
 @pytest.fixture(scope="module")
@@ -183,36 +186,10 @@ def test_unusable_tables_are_named(tmp_path):
         read_runs(csv)
 
 
-@pytest.mark.parametrize(
-    ("init", "start"),
-    [
-        (Init(name="a"), "random"),
-        (Init(name="a", distill=Distill()), "random"),
-        (Init(name="a", analytic="mimetic"), "mimetic"),
-        (Init(name="a", analytic="impulse", distill=Distill()), "impulse"),
-        (Init(name="a", copy=("attention",)), "copy"),
-        (Init(name="a", copy=("attention",), distill=Distill(target="map")), "copy"),
-        (Init(name="a", copy=("mlp",)), "mlpcopy"),
-        (Init(name="a", copy=ALL_BUT_HEAD[::-1]), "fullcopy"),
-        (Init(name="a", copy=(*ALL_BUT_HEAD, "head")), "pretrained"),
-        (Init(name="mine-distill", copy=("attention", "mlp"), distill=Distill()), "mine"),
-        (Init(name="mine", analytic="mimetic", copy=("mlp",)), "mine"),
-    ],
-)
-def test_start_comes_from_what_an_init_does(init, start):
-    assert start_of(init) == start
-
-
-def test_every_init_of_the_catalogue_starts_as_it_is_named():
-    starts = {name: start_of(init) for name, init in load_study(CONFIG).inits.items()}
-    losses = ("copy-map", "copy-output", "copy-transfer", "copy-lolcats", "copy-radlads")
-    ablation = {name: "copy" for name in starts if name.startswith(losses)}
-    assert starts == {name: name.removesuffix("-distill") for name in starts} | ablation
-
-
 def test_names_and_orders():
     assert label("mlpcopy", True) == "MLPCopy w/ Distill"
     assert label("mine") == "mine"
+    assert [signed(value, 1) for value in (1.25, -0.04, -2.0, float("nan"))] == ["+1.2", "+0.0", f"{MINUS}2.0", MISSING]
     assert in_order(["x", "b", "a", "b"], ["a", "b", "c"]) == ["a", "b", "x"]
     assert sizes_in_order(frame([run(size="small"), run(size="base"), run(size="tiny")])) == ["tiny", "small", "base"]
 
@@ -267,3 +244,86 @@ def test_a_run_of_other_settings_than_the_expected_is_refused(tmp_path, spec):
         collect([path], {spec.name: other})
     with pytest.raises(ResultsError, match="other settings"):
         collect([path], {})
+
+
+# --- out of distribution ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table_2() -> dict[str, Evaluation]:
+    return evaluations(load_study(CONFIG), "paper")
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation, **changes) -> Path:
+    content = {
+        "run": json.loads(evaluation.run.to_json()),
+        "dataset": json.loads(evaluation.dataset.model_dump_json(exclude_defaults=True)),
+        "images": 7500,
+        "top1": 19.1,
+        "top5": 40.5,
+        "versions": {"torch": "2.0"},
+        "commit": "abc",
+    }
+    path = folder / f"{evaluation.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | changes))
+    return path
+
+
+@pytest.fixture
+def evaluation(table_2) -> Evaluation:
+    return table_2["imagenet/base/elu/copy/deit/seed2/ood/imagenet-a"]
+
+
+def test_an_evaluation_is_a_row_with_its_data_set_and_its_runs_cell(tmp_path, evaluation, table_2):
+    frame = collect_ood([write_evaluation(tmp_path, evaluation)], table_2)
+    assert frame.dtypes.astype(str).to_dict() == OOD_DTYPES
+    assert frame.loc[0].to_dict() == {
+        "run": "imagenet/base/elu/copy/deit/seed2",
+        "dataset": "imagenet-a",
+        "size": "base",
+        "variant": "elu",
+        "init": "copy",
+        "start": "copy",
+        "distill": False,
+        "source": "deit",
+        "seed": 2,
+        "top1": 19.1,
+        "top5": 40.5,
+        "images": 7500,
+    }
+
+
+def test_a_table_of_evaluations_is_read_as_it_was_written(tmp_path, table_2):
+    frame = collect_ood([write_evaluation(tmp_path, evaluation) for evaluation in table_2.values()], table_2)
+    assert len(frame) == 52
+    assert list(frame["dataset"]) == sorted(frame["dataset"])
+    write_runs(frame, tmp_path / "ood.csv")
+    pd.testing.assert_frame_equal(read_ood(tmp_path / "ood.csv"), frame)
+
+
+def test_evaluations_with_other_settings_or_twice_or_none_are_refused(tmp_path, evaluation, table_2):
+    path = write_evaluation(tmp_path, evaluation)
+    with pytest.raises(ResultsError, match="is there twice"):
+        collect_ood([path, path])
+    larger = evaluation.model_copy(update={"dataset": evaluation.dataset.model_copy(update={"test_size": 7501})})
+    longer = evaluation.run.model_copy(update={"recipe": evaluation.run.recipe.model_copy(update={"epochs": 301})})
+    for other in (larger, evaluation.model_copy(update={"run": longer})):
+        with pytest.raises(ResultsError, match=r"imagenet-a.json: is of other settings than the configuration's"):
+            collect_ood([path], table_2 | {evaluation.name: other})
+    with pytest.raises(ResultsError, match="has the key ood"):
+        collect_ood([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"top1": 101.0}, "top1: "), ({"images": 0}, "images: "), ({"run": {}}, "run.")]
+)
+def test_evaluations_that_cannot_be_are_refused(tmp_path, evaluation, changes, message):
+    with pytest.raises(ResultsError, match=rf"imagenet-a.json: {message}"):
+        collect_ood([write_evaluation(tmp_path, evaluation, **changes)])
+
+
+def test_a_table_of_runs_is_no_table_of_evaluations(tmp_path):
+    write_runs(frame([run()]), tmp_path / "runs.csv")
+    with pytest.raises(ResultsError, match="missing columns: images"):
+        read_ood(tmp_path / "runs.csv")

@@ -19,6 +19,7 @@ from tiny import (
     changed,
     dataset,
     init,
+    one_line,
     repeatable,
     softmax_weights,
     source,
@@ -33,7 +34,8 @@ from linvit.evaluate import count_flops, count_parameters, evaluate
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.init import CopyError
-from linvit.run import best_of, build_distillation, build_student, git_commit, save_model, train
+from linvit.run import best_of, build_distillation, build_student, git_commit, train
+from linvit.trained import save_model
 from linvit.vit import build_vit
 
 KEYS = {
@@ -49,6 +51,7 @@ KEYS = {
     "eval_images_per_second",
     "wall_seconds",
     "peak_memory_bytes",
+    "ranks",
     "device",
     "versions",
     "commit",
@@ -356,6 +359,29 @@ def test_a_source_with_another_head_cannot_be_evaluated_as_it_is(study, tmp_path
     chosen = spec_in(study, "softmax", "pretrained", source=prepared)
     with pytest.raises(CopyError, match=r"head\.weight"):
         train(chosen, tmp_path / "run", sources_folder=tmp_path, data_root=study)
+
+
+def test_a_source_without_a_classifier_cannot_be_evaluated_as_it_is(study, tmp_path):
+    """As the self-supervised ones."""
+    prepared = store_source(tmp_path, classes=0)
+    chosen = spec_in(study, "softmax", "pretrained", source=prepared)
+    with pytest.raises(
+        CopyError, match=r"^head\.bias: the source has no such parameter; it has no classifier"
+    ) as caught:
+        train(chosen, tmp_path / "run", sources_folder=tmp_path, data_root=study)
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize(("mean", "warnings"), [(0.4, 0), (0.5, 1)])
+def test_images_normalised_otherwise_than_the_sources_are_told_in_one_line(study, tmp_path, caplog, mean, warnings):
+    prepared = source()
+    images = {"mean": [mean], "std": [0.2]}
+    sources.store(softmax_weights(), prepared, tmp_path / prepared.folder, {"images": images})
+    train(spec_in(study, "softmax", "pretrained"), tmp_path / "run", sources_folder=tmp_path, data_root=study)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == warnings
+    for text in told:
+        assert all(part in one_line(text) for part in ("old/wee", "bands", "(0.5,)", "(0.4,)"))
 
 
 def test_the_softmax_reference_starts_as_its_source(study, tmp_path):

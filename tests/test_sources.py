@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from tiny import CLASSES, RGB, SIZE, changed, one_line, softmax_weights, source, spec, store_source, write_npz
 
 from linvit import sources
+from linvit.config import IMAGENET_MEAN, IMAGENET_STD
 from linvit.files import sha256_of
 from linvit.grid import RANDOM, Source
 from linvit.run import prepare_source
-from linvit.sources import MANIFEST, WEIGHTS, SourceError, fetch, load, read_checkpoint, store
+from linvit.sources import MANIFEST, WEIGHTS, SourceError, fetch, load, store
 from linvit.vit import build_vit
 
 
@@ -101,6 +102,7 @@ def test_a_timm_tag_is_fetched_from_timm(tmp_path, monkeypatch, weights):
         calls.append((tag, options))
         model = build_vit(SIZE, num_classes=CLASSES)
         model.load_state_dict(weights)
+        model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2), "crop_pct": 0.875}
         return model
 
     monkeypatch.setattr(timm, "create_model", create_model)
@@ -108,6 +110,13 @@ def test_a_timm_tag_is_fetched_from_timm(tmp_path, monkeypatch, weights):
     assert calls == [("some_vit.in1k", {"pretrained": True})]
     assert (manifest["timm"], manifest["timm_version"]) == ("some_vit.in1k", timm.__version__)
     assert provenance(tmp_path / "out")["timm"] == "some_vit.in1k"
+    assert manifest["images"] == {
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.2, 0.2, 0.2],
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+    }
+    assert load(tmp_path / "out").statistics == ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     assert same(load(tmp_path / "out").tensors, weights)
 
 
@@ -122,7 +131,8 @@ def test_a_source_is_trained_by_the_pipeline_with_its_spec_as_provenance(tmp_pat
     made = spec(npz, "softmax", RANDOM, seed=3, role="source")
     prepared = source(train=made)
     folder = tmp_path / "sources" / prepared.folder
-    manifest = prepare_source(prepared, folder, data_root=tmp_path)
+    prepare_source(prepared, folder, data_root=tmp_path)
+    manifest = json.loads((folder / MANIFEST).read_text())
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     assert manifest["spec"] == json.loads(made.to_json()) == metrics["spec"]
     assert manifest["top1"] == metrics["top1"]
@@ -133,6 +143,8 @@ def test_a_source_is_trained_by_the_pipeline_with_its_spec_as_provenance(tmp_pat
     again = fetch(source(path=str(folder / WEIGHTS)), tmp_path / "again")
     assert again["provenance"] == provenance(folder)
     assert again["sha256"] == manifest["weights_sha256"]
+    # The statistics of its training images, from either.
+    assert load(folder).statistics == load(tmp_path / "again").statistics == ((0.4,), (0.2,))
 
 
 def test_the_same_weights_and_origin_give_the_same_bytes(tmp_path):
@@ -289,6 +301,17 @@ def test_a_source_of_another_size_is_refused(tmp_path, weights, size):
     assert not (tmp_path / "out" / WEIGHTS).exists()
 
 
+def test_a_training_on_images_of_the_usual_statistics_has_those(tmp_path):
+    """A spec leaves out what is the default."""
+    store(softmax_weights(), source(), tmp_path / "out", {"spec": {"dataset": {"name": "imagenet"}}})
+    assert load(tmp_path / "out").statistics == (IMAGENET_MEAN, IMAGENET_STD)
+
+
+def test_a_file_without_history_has_no_statistics(tmp_path):
+    store(softmax_weights(), source(), tmp_path / "out", {"path": "x"})
+    assert load(tmp_path / "out").statistics is None
+
+
 @pytest.mark.parametrize("classes", [0, 1, 1000])
 def test_a_source_may_have_any_head_or_none(tmp_path, classes):
     tensors = softmax_weights(classes=classes)
@@ -353,9 +376,3 @@ def test_the_manifest_comes_after_the_weights(tmp_path, monkeypatch):
     with pytest.raises(NoSpace):
         store(softmax_weights(), source(), tmp_path / "out", {})
     assert not (tmp_path / "out" / MANIFEST).exists()
-
-
-def test_a_checkpoint_is_read_onto_the_cpu_as_plain_tensors(tmp_path, weights):
-    path = write({name: tensor.half() for name, tensor in weights.items()}, tmp_path / "published", "model")
-    found = read_checkpoint(path)
-    assert {(tensor.dtype, tensor.device.type) for tensor in found.values()} == {(torch.float16, "cpu")}

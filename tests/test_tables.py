@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fakes import frame, grid_runs, run
+from fakes import frame, grid_runs, ood_frame, run
 
-from linvit.results import MISSING
-from linvit.tables import summarise, write_tables
+from linvit import published
+from linvit.results import MINUS, MISSING
+from linvit.tables import compare, summarise, write_tables
 
 
 def tables(runs: pd.DataFrame, folder) -> tuple[pd.DataFrame, str, str]:
@@ -112,3 +113,95 @@ def test_names_are_escaped_in_latex(tmp_path):
     assert r"Initialisation & my\_op \\" in latex
     assert r"\label{tab:top1-my-set-tiny-source-a-b}" in latex
     assert "±" not in latex
+
+
+BASE = {"dataset": "imagenet", "size": "base"}
+
+
+def files(folder) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def test_ours_stand_beside_the_papers(tmp_path):
+    rows = [run("copy", top1, seed, **BASE) for seed, top1 in enumerate((76.0, 76.2, 76.7))]
+    rows += [run("copy", 90.0, source="mae", **BASE), run("random", 75.0, **BASE), run("copy", 10.0)]
+    numbers = compare(published.tables()["table1"], frame(rows)).set_index(["row", "column"])
+    ours = numbers.loc["DeiT", "ReLU"]
+    assert (ours["mean"], ours["n"], ours["runs"]) == (pytest.approx(76.3), 3, 3)
+    assert (ours["paper"], ours["difference"]) == (75.6, pytest.approx(0.7))
+    assert numbers.loc["MAE", "ReLU"]["mean"] == 90.0
+    assert numbers.loc["Random", "ReLU"]["difference"] == pytest.approx(-1.5)
+    assert numbers.loc["DeiT", "ELU"][["mean", "std", "difference"]].isna().all()
+
+    _, markdown, latex = tables_of(frame(rows), tmp_path, "table1")
+    by_row = {(row[0], row[1]): row for row in rows_of(markdown)}
+    assert by_row["DeiT", "ours"][2:] == [f"{MISSING} (0 of 3 runs)", "76.3 ± 0.4", *[f"{MISSING} (0 of 3 runs)"] * 2]
+    assert by_row["Random", "ours"][3] == "75.0 (1 of 3 runs)"
+    assert [row[3] for row in rows_of(markdown) if row[1] == "paper"] == [
+        "76.5",
+        "75.6",
+        "75.2",
+        "75.7",
+        "75.3",
+        "76.0",
+    ]
+    lines = [row[3] for row in rows_of(markdown) if row[1] == "difference"]
+    assert lines == [f"{MINUS}1.5", "+0.7", *[MISSING] * 3, "+14.0"]
+    # Three of DeiT's, one of MAE's, one of Random's.
+    assert "5 of 72 runs are there; 67 are missing." in markdown
+    assert "DeiT & ours & -- (0 of 3 runs) & 76.3 $\\pm$ 0.4 &" in latex
+    assert "& paper & 79.6 & 76.5 & 81.8 & 82.2 \\\\" in latex
+    assert " & difference & -- & $-$1.5 & -- & -- \\\\" in latex
+    assert r"\label{tab:table1}" in latex
+
+
+def tables_of(runs: pd.DataFrame, folder, name: str) -> tuple[pd.DataFrame, str, str]:
+    write_tables(runs, folder)
+    return pd.read_csv(folder / f"{name}.csv"), *((folder / f"{name}{end}").read_text() for end in (".md", ".tex"))
+
+
+def test_more_runs_than_the_papers_are_not_missing_ones():
+    rows = [run("copy", 76.0, seed, **BASE) for seed in range(5)]
+    numbers = compare(published.tables()["table1"], frame(rows))
+    assert numbers["n"].max() == 5
+
+
+def test_a_whole_paper_grid_fills_all_tables_but_the_one_of_other_images(tmp_path, paper_runs):
+    write_tables(paper_runs, tmp_path)
+    names = ("top1", "table1", "tableF", "tableG")
+    assert files(tmp_path) == {f"{name}.{suffix}" for name in names for suffix in ("csv", "md", "tex")}
+    for name, count in (("table1", 72), ("tableF", 49), ("tableG", 42)):
+        assert f"{count} of {count} runs are there.\n" in (tmp_path / f"{name}.md").read_text()
+    softmax = rows_of((tmp_path / "tableF.md").read_text())[-3:]
+    assert [row[0] for row in softmax] == ["Softmax", "", ""]
+    assert [row[2:5] for row in softmax] == [[""] * 3] * 3
+    assert softmax[1][5] == "81.8"
+    reference = paper_runs.loc[paper_runs["run"] == "imagenet/base/softmax/pretrained/deit/seed0", "top1"].item()
+    assert softmax[0][5] == f"{reference:.1f}"
+
+
+def test_a_grid_with_no_run_of_a_table_has_no_such_file(tmp_path):
+    write_tables(frame([run("copy"), run("random")]), tmp_path)
+    assert files(tmp_path) == {"top1.csv", "top1.md", "top1.tex"}
+
+
+def test_table_2_is_of_out_of_distribution_results(tmp_path):
+    results = [
+        run("copy", 20.0, dataset="imagenet-a", size="base", variant="elu"),
+        run("pretrained", 30.0, dataset="imagenet-a", size="base", variant="softmax"),
+    ]
+    write_tables(frame([run("copy", 81.0, **BASE, variant="elu")]), tmp_path, ood_frame(results))
+    lines = rows_of((tmp_path / "table2.md").read_text())
+    assert lines[0][2:] == ["ELU, Random", "ELU, Copy", "TTT, Random", "TTT, Copy", "Softmax"]
+    assert lines[1][3] == "20.0 (1 of 3 runs)"
+    assert lines[1][6] == "30.0"
+    assert lines[3][2:] == [MISSING, "+0.9", MISSING, MISSING, "+0.8"]
+    assert "2 of 52 runs are there; 50 are missing." in (tmp_path / "table2.md").read_text()
+    assert (tmp_path / "table1.md").exists()
+
+
+def test_the_loss_ablation_is_no_part_of_the_papers_tables(tmp_path):
+    rows = [run("copy-distill", 80.0, **BASE)]
+    rows += [run("copy-distill", 10.0, 1, init="copy-output10", distill_weight=10.0, **BASE)]
+    write_tables(frame(rows), tmp_path)
+    assert "80.0 (1 of 3 runs)" in (tmp_path / "tableF.md").read_text()

@@ -25,6 +25,11 @@ GROUPS = {
     "head": r"head\.",
 }
 BACKBONE = frozenset(GROUPS) - {"head"}
+HINTS = {
+    "attention": "; if it is the operator's own, name it in own_parameters",
+    "head": "; it has no classifier, so its 'head' cannot be copied (as init 'pretrained' does)",
+}
+"""What to do about a parameter that the source lacks, by group."""
 
 
 class CopyError(UserError):
@@ -62,7 +67,7 @@ class CopyWeights:
         source = {name: t for name, t in self.weights.tensors.items() if group_of(name) in self.groups}
         missing = sorted(targets.keys() - source.keys())
         if missing:
-            hint = "; if it is the operator's own, name it in own_parameters" if ".attn." in missing[0] else ""
+            hint = HINTS.get(group_of(missing[0]), "")
             raise CopyError(f"{missing[0]}: the source has no such parameter{hint}")
         left_over = sorted(name for name in source.keys() - targets.keys() if not _lacks(student, name))
         if left_over:

@@ -36,7 +36,7 @@ SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
-MaxArraySize=11
+MaxArraySize={max_array_size}
 ReturnToService=2
 KillWait=3
 PreemptType=preempt/partition_prio
@@ -76,8 +76,9 @@ def runs(pid: int) -> bool:
 class Cluster:
     """Its daemons, and the commands that tests give to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_array_size: int = 11) -> None:
         self.folder = folder
+        self.max_array_size = max_array_size
         self.host = socket.gethostname().split(".")[0]
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))},
@@ -92,6 +93,7 @@ class Cluster:
             host=self.host,
             user=getpass.getuser(),
             folder=self.folder,
+            max_array_size=self.max_array_size,
             port=free_port(),
             node_ports=",".join(str(free_port()) for _ in NODES),
         )

@@ -5,7 +5,8 @@ from shlex import quote
 
 import linvit
 from linvit.config import ConfigError, read_yaml, study_from
-from linvit.grid import expand as expand_grid, sources_of
+from linvit.grid import evaluations, expand as expand_grid, sources_of
+from linvit.report import figures_of, tables_of
 from snakemake.settings.types import DeploymentMethod
 
 try:
@@ -19,6 +20,7 @@ except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
 RUNS = GRIDS[STUDY.grid]
+EVALUATIONS = evaluations(STUDY)
 SOURCES = sources_of(STUDY)
 DATASETS = {name: entry.settings() for name, entry in STUDY.datasets.items()}
 
@@ -34,6 +36,7 @@ else:
 
 wildcard_constraints:
     run=r".+/seed\d+",
+    dataset=r"[^/]+",
     figure=r"\w+",
 
 

@@ -1,13 +1,15 @@
 # From cached metrics to tables, figures and claims; each depends on its own code as well.
-FIGURES = ["fig2", "fig4"]
-LOSSES = {run.init.distill.loss for run in RUNS.values() if run.init.distill}
-if LOSSES - {"output", "map"}:  # others than the paper's
-    FIGURES.append("losses")
+# Table 2 and claim C10 are about results out of distribution.
+OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
+WITH_OOD = "--ood {input.ood:q}" if OOD else ""
+TABLES = tables_of(RUNS.values(), EVALUATIONS.values())
+FIGURES = figures_of(RUNS.values())
 REPORT = [
     f"{GRID}/runs.csv",
-    multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
+    expand(f"{GRID}/{{table}}.{{suffix}}", table=TABLES, suffix=["csv", "md", "tex"]),
     expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
     f"{GRID}/claims.md",
+    *OOD,
 ]
 
 
@@ -21,7 +23,7 @@ localrules:
 
 rule runs:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS),
+        METRICS,
     output:
         f"{GRID}/runs.csv",
     log:
@@ -35,23 +37,36 @@ rule runs:
 rule tables:
     input:
         runs=f"{GRID}/runs.csv",
-        code=[f"{PACKAGE}/tables.py", f"{PACKAGE}/results.py"],
+        ood=OOD,
+        code=expand(
+            f"{PACKAGE}/{{file}}",
+            file=[
+                "tables.py",
+                "published.py",
+                "published.yaml",
+                "report.py",
+                "results.py",
+            ],
+        ),
     output:
-        multiext(f"{GRID}/top1", ".csv", ".md", ".tex"),
+        expand(
+            f"{GRID}/{{table}}.{{suffix}}", table=TABLES, suffix=["csv", "md", "tex"]
+        ),
     log:
         f"{GRID}/tables.log",
     conda:
         ENVIRONMENT
     shell:
-        f"{LINVIT} tables {{input.runs:q}} --out {quote(GRID)} 2> {{log:q}}"
+        f"{LINVIT} tables {{input.runs:q}} {WITH_OOD} --out {quote(GRID)} 2> {{log:q}}"
 
 
 rule figure:
     input:
         runs=f"{GRID}/runs.csv",
         code=[
-            f"{PACKAGE}/{module}.py"
-            for module in ("figures", "figures_losses", "results")
+            *sorted(map(str, PACKAGE.glob("figures/*.py"))),
+            f"{PACKAGE}/report.py",
+            f"{PACKAGE}/results.py",
         ],
     output:
         multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
@@ -66,7 +81,11 @@ rule figure:
 rule claims:
     input:
         runs=f"{GRID}/runs.csv",
-        code=[f"{PACKAGE}/{module}.py" for module in ("claims", "evidence", "results")],
+        ood=OOD,
+        code=expand(
+            f"{PACKAGE}/{{file}}",
+            file=["claims.py", "comparisons.py", "evidence.py", "results.py"],
+        ),
     output:
         f"{GRID}/claims.md",
     log:
@@ -74,4 +93,4 @@ rule claims:
     conda:
         ENVIRONMENT
     shell:
-        f"{LINVIT} claims {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"
+        f"{LINVIT} claims {{input.runs:q}} {WITH_OOD} --out {{output:q}} 2> {{log:q}}"

@@ -31,6 +31,8 @@ rule source:
         source=lambda wildcards: SOURCES[
             f"{wildcards.source}/{wildcards.size}"
         ].model_dump_json(exclude_defaults=True),
+        call=lambda wildcards, output: "linvit.jobs:PrepareSource",
+        data=lambda wildcards, output: STUDY.data,
     shell:
-        f'{LINVIT} source {{params.source:q}} --out "$(dirname {{output:q}})" --data {quote(STUDY.data)}'
+        f'{LINVIT} source {{params.source:q}} --out "$(dirname {{output:q}})" --data {{params.data:q}}'
         " --threads {threads} 2>> {log:q}"

@@ -1,4 +1,5 @@
 # One job a run. The run's resolved settings are its parameters: they alone decide whether it is trained again.
+METRICS = expand(f"{RESULTS}/runs/{{run}}/metrics.json", run=RUNS)
 
 
 rule train:
@@ -16,6 +17,10 @@ rule train:
         mem_mb=1500,
     params:
         spec=lambda wildcards: RUNS[wildcards.run].to_json(),
+        # The place of things makes no run stale: Snakemake does not compare parameters that know of outputs.
+        call=lambda wildcards, output: "linvit.jobs:Train",
+        sources=lambda wildcards, output: f"{RESULTS}/sources",
+        data=lambda wildcards, output: STUDY.data,
     shell:
-        f'{LINVIT} train {{params.spec:q}} --out "$(dirname {{output:q}})" --sources {quote(RESULTS)}/sources'
-        f" --data {quote(STUDY.data)} --threads {{threads}} 2>> {{log:q}}"
+        f'{LINVIT} train {{params.spec:q}} --out "$(dirname {{output:q}})" --sources {{params.sources:q}}'
+        " --data {params.data:q} --threads {threads} 2>> {log:q}"

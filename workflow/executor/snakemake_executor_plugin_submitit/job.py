@@ -47,6 +47,8 @@ class Call:
         environment = JobEnvironment()
         if environment.num_tasks > 1:
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+            if environment.num_nodes == 1:  # a node's name need not be one that it can look up
+                os.environ["MASTER_ADDR"] = "127.0.0.1"
         for path in (*self.output, *self.log):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         log = self.log[0] if self.log and environment.global_rank == 0 else None

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from linvit.figures import COLORS, ERROR_BAR, REFERENCE, STYLE
+from linvit.figures.style import COLORS, ERROR_BAR, REFERENCE, STYLE, students
 from linvit.results import DATASETS, VARIANTS, in_order, references
 
 LOSSES = {
@@ -33,7 +33,7 @@ def losses(runs: pd.DataFrame) -> Figure:
     Diamonds are means ± standard deviation, filled at the work's own weight. Lines are Copy without a loss and the
     Softmax reference. Every operator, data set, size and source has a column of panels.
     """
-    copies = runs[(runs["variant"] != "softmax") & (runs["start"] == "copy")]
+    copies = students(runs, ["copy"])
     distilled, plain = copies[copies["distill"]], copies[~copies["distill"]]
     names = in_order(distilled["distill_target"], LOSSES)
     columns = list(distilled[COLUMN].drop_duplicates().itertuples(index=False, name=None))
@@ -45,10 +45,10 @@ def losses(runs: pd.DataFrame) -> Figure:
                 _rows(ax, of_loss, OWN_WEIGHTS.get(name))
                 _line(ax, _where(plain, COLUMN, key), COPY)
                 _line(ax, _where(references(runs), COLUMN[:3], key[:3]), REFERENCE)
-                ax.set_title(LOSSES.get(name, name), loc="left", fontsize=8)
+                ax.set_title(LOSSES.get(name, name), loc="left")
             axes[-1, column].set_xlabel(f"Top-1 accuracy (%)\n{_title(*key)}")
         if names:
-            figure.legend(handles=_handles(), loc="outside upper center", ncols=2, fontsize=7.5)
+            figure.legend(handles=_handles(), loc="outside upper center", ncols=2)
     return figure
 
 

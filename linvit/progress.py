@@ -1,0 +1,67 @@
+"""How far a run is, on disk: everything it needs to go on, all or nothing."""
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from linvit.config import UserError
+from linvit.files import replacing
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is damaged, or of another run."""
+
+
+@dataclass
+class Progress:
+    """How far a run is: a record for each epoch done, the epoch under way, and the seconds and images so far."""
+
+    history: list[dict] = field(default_factory=list)
+    step: int = 0
+    """Steps done of the epoch under way, and their losses."""
+    losses: list[tuple[float, float | None, int]] = field(default_factory=list)
+    seconds: float = 0.0
+    images: int = 0
+    earlier_seconds: float = 0.0
+    """Wall time of the processes that were interrupted, up to their last checkpoint."""
+
+    @property
+    def epochs(self) -> int:
+        return len(self.history)
+
+
+def save(
+    path: Path,
+    identity: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    *,
+    since: float | None = None,
+) -> None:
+    """Write everything a run needs to go on, all or nothing; `since` is when this process began, by perf_counter."""
+    elapsed = time.perf_counter() - since if since is not None else 0.0
+    progress = replace(progress, earlier_seconds=progress.earlier_seconds + elapsed)
+    state = {"identity": identity, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with replacing(path) as temporary:
+        torch.save({**state, "progress": asdict(progress)}, temporary)
+
+
+def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Bring model and optimizer back to where `save` found them."""
+    device = next(model.parameters()).device
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"holds a {type(state).__name__}")
+        found = state["identity"]
+    except Exception as error:  # whatever damaged bytes make the reader raise
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
+    if found != identity:
+        raise CheckpointError(f"{path}: belongs to a run with other settings; delete it to start this run over")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return Progress(**state["progress"])
