@@ -39,6 +39,8 @@ Seed = NonNegativeInt
 AUTO_AUGMENT = r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*$"
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
 """The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
+DISTANCES = {"output": ("mse", "l2"), "heads": ("mse",), "map": ("mse", "cross_entropy")}
+"""What a distillation loss can match, and by which distances; `linvit.distill` has the formulas."""
 
 
 class UserError(ValueError):
@@ -118,13 +120,59 @@ class Variant(Part):
         return self
 
 
+class VariantEntry(Variant):
+    """A variant in the catalogue, with what tells which losses are defined for it; runs do not depend on that."""
+
+    head_outputs: bool = True
+    """Whether the output projection takes the outputs of the heads alone, as wide as Softmax attention's."""
+    map_distribution: bool = False
+    """Whether the map's rows are distributions, without negative entries, as cross-entropy needs."""
+
+    @model_validator(mode="after")
+    def _has_the_map(self) -> "VariantEntry":
+        if self.map_distribution and not self.attention_map:
+            raise ValueError("map_distribution: true needs attention_map: true")
+        return self
+
+    @property
+    def distilled(self) -> dict[str, tuple[str, ...]]:
+        """What a loss can match of it: the targets, each with its distances."""
+        losses = dict(DISTANCES)
+        if not self.head_outputs:
+            del losses["heads"]
+        if not self.attention_map:
+            del losses["map"]
+        elif not self.map_distribution:
+            losses["map"] = ("mse",)
+        return losses
+
+    def settings(self) -> Variant:
+        return Variant(**self.model_dump(exclude={"head_outputs", "map_distribution"}))
+
+
 class Distill(Part):
     """The auxiliary attention-matching loss. A weight of None is the recipe's `distill_weight`."""
 
-    target: Literal["output", "map"] = "output"
+    target: Literal["output", "heads", "map"] = "output"
+    """The attention module's output, the heads' outputs before its projection, or the attention map."""
+    distance: Literal["mse", "l2", "cross_entropy"] = "mse"
     weight: PositiveFloat | None = None
     reduction: Literal["mean", "sum"] = "mean"
     """Over blocks."""
+
+    @property
+    def loss(self) -> str:
+        """Its name in tables: the target, with the distance where that is not mean-squared (`map-cross_entropy`)."""
+        return self.target if self.distance == "mse" else f"{self.target}-{self.distance}"
+
+    @model_validator(mode="after")
+    def _compares_alike(self) -> "Distill":
+        allowed = DISTANCES[self.target]
+        if self.distance not in allowed:
+            raise ValueError(
+                f"distance {self.distance!r} is not defined for target {self.target!r}; allowed: {_names(allowed)}"
+            )
+        return self
 
 
 class Init(Part):
@@ -347,7 +395,7 @@ class Study(Part):
     download: bool = False
     """Whether missing torchvision data sets may be downloaded."""
     sizes: dict[Name, Size]
-    variants: dict[Name, Variant]
+    variants: dict[Name, VariantEntry]
     inits: dict[Name, Init]
     recipes: dict[Name, Recipe]
     datasets: dict[Name, DatasetEntry]

@@ -21,6 +21,7 @@ from linvit.config import (
     SourceEntry,
     Study,
     Variant,
+    VariantEntry,
 )
 
 SOFTMAX = Variant(name="softmax", target="linvit.attention.softmax:SoftmaxAttention", attention_map=True)
@@ -181,7 +182,7 @@ def runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
         yield RunSpec(
             dataset=entry.settings(),
             size=_matched(study.sizes[size], entry),
-            variant=study.variants[variant],
+            variant=study.variants[variant].settings(),
             init=_defined(study.inits[init], study.variants[variant], recipe),
             source=_source_for(study, study.inits[init], source, size),
             recipe=recipe,
@@ -199,7 +200,7 @@ def _matched(size: Size, dataset: Dataset) -> Size:
     return size
 
 
-def _defined(init: Init, variant: Variant, recipe: Recipe) -> Init:
+def _defined(init: Init, variant: VariantEntry, recipe: Recipe) -> Init:
     """The initialisation with its weight filled in, or an error where the variant does not define it."""
     if init.analytic and not variant.analytic_inits:
         raise ConfigError(
@@ -208,13 +209,24 @@ def _defined(init: Init, variant: Variant, recipe: Recipe) -> Init:
         )
     if init.distill is None:
         return init
-    if init.distill.target == "map" and not variant.attention_map:
-        raise ConfigError(
-            f"init {init.name!r} distils attention maps, but variant {variant.name!r} has none "
-            "(attention_map: false); allowed: target output"
-        )
+    _check_loss(init, variant)
     weight = init.distill.weight or recipe.distill_weight
     return init.model_copy(update={"distill": init.distill.model_copy(update={"weight": weight})})
+
+
+def _check_loss(init: Init, variant: VariantEntry) -> None:
+    target, distance = init.distill.target, init.distill.distance
+    if target not in variant.distilled:
+        what, key = {"heads": ("head outputs", "head_outputs"), "map": ("attention maps", "attention_map")}[target]
+        raise ConfigError(
+            f"init {init.name!r} distils {what}, but variant {variant.name!r} has none ({key}: false); "
+            f"allowed: target {', '.join(variant.distilled)}"
+        )
+    if distance not in variant.distilled[target]:
+        raise ConfigError(
+            f"init {init.name!r} matches maps by cross-entropy, but those of variant {variant.name!r} are no "
+            f"distributions (map_distribution: false); allowed: distance {', '.join(variant.distilled[target])}"
+        )
 
 
 def _source_for(study: Study, init: Init, source: str | None, size: str) -> Source | None:

@@ -25,6 +25,8 @@ ATTENTION_ONLY = ("random", "mimetic", "impulse", "copy")
 """The initialisations of Figure 2."""
 COMPONENTS = ("random", "copy", "mlpcopy", "fullcopy")
 """The initialisations of Figures 4, A and B."""
+PAPERS_LOSSES = ("output", "map")
+"""What the paper distils, by mean-squared error; the other losses are of other works."""
 
 
 def start_of(init: Init) -> str:
@@ -49,7 +51,7 @@ def identity(spec: RunSpec) -> dict[str, Any]:
         "init": spec.init.name,
         "start": start_of(spec.init),
         "distill": distill is not None,
-        "distill_target": distill.target if distill else None,
+        "distill_target": distill.loss if distill else None,
         "distill_weight": (distill.weight or spec.recipe.distill_weight) if distill else None,
         "source": spec.source.name if spec.source else NO_SOURCE,
         "recipe": spec.recipe.name,
@@ -89,8 +91,12 @@ def is_component(row: Row) -> bool:
 
 
 def _sweeps_weights(rows: Sequence[Row]) -> bool:
-    copied = [row for row in rows if row["start"] == "copy" and row["distill"]]
+    copied = [row for row in rows if row["start"] == "copy" and row["distill_target"] in PAPERS_LOSSES]
     return len({(row["distill_target"], row["distill_weight"]) for row in copied}) > 1
+
+
+def _has_other_losses(rows: Sequence[Row]) -> bool:
+    return any(row["start"] == "copy" and row["distill_target"] not in (None, *PAPERS_LOSSES) for row in rows)
 
 
 FIGURES: dict[str, Callable[[Sequence[Row]], bool]] = {
@@ -100,5 +106,6 @@ FIGURES: dict[str, Callable[[Sequence[Row]], bool]] = {
     "fig5": _sweeps_weights,
     "figA": lambda rows: any(is_component(row) and row["size"] == "small" for row in rows),
     "figB": lambda rows: any(is_component(row) and row["size"] == "tiny" for row in rows),
+    "losses": _has_other_losses,
 }
 """Whether the students' runs hold what a figure shows; the drawing functions of these names are in `linvit.figures`."""

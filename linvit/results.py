@@ -223,9 +223,9 @@ def sizes_in_order(runs: pd.DataFrame) -> list[str]:
 
 
 def default_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs without the loss ablation's: no map distillation and, where several inits share a start, only the
-    one that is named after it (`copy`, `copy-distill`)."""
-    runs = runs[runs["distill_target"] != "map"]
+    """Runs without the loss ablation's: no other loss than on outputs and, where several inits share a start,
+    only the one that is named after it (`copy`, `copy-distill`)."""
+    runs = runs[~runs["distill"] | (runs["distill_target"] == "output")]
     cell = ["dataset", "size", "source", "variant", "start", "distill"]
     named = runs["start"] + runs["distill"].map({True: "-distill", False: ""})
     return runs[(runs.groupby(cell)["init"].transform("nunique") == 1) | (runs["init"] == named)]

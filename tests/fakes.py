@@ -67,7 +67,7 @@ def plausible(spec: RunSpec) -> float:
 
 def _off_peak(distill: Distill, variant: str) -> float:
     """What a weight far from the best costs; maps are no match for an operator whose own are signed."""
-    best = {"output": 50.0, "map": 3e4}[distill.target]
+    best = {"output": 50.0, "map": 3e4, "map-cross_entropy": 3.0, "heads": 100.0, "output-l2": 10.0}[distill.loss]
     signed = distill.target == "map" and variant == "inline"
     return 0.4 * abs(math.log10(distill.weight / best)) + (0.8 if signed else 0.0)
 

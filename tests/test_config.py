@@ -24,7 +24,7 @@ from linvit.config import (
     SourceEntry,
     Study,
     TrainEntry,
-    Variant,
+    VariantEntry,
     load_study,
     read_yaml,
     resolve_class,
@@ -35,7 +35,7 @@ from linvit.grid import expand, sources_of
 
 CONFIG = Path(__file__).parents[1] / "config.yaml"
 RAW = yaml.safe_load(CONFIG.read_text())
-TABLES = {"sizes": Size, "variants": Variant, "inits": Init, "recipes": Recipe, "datasets": DatasetEntry}
+TABLES = {"sizes": Size, "variants": VariantEntry, "inits": Init, "recipes": Recipe, "datasets": DatasetEntry}
 PATH_TYPE = tuple[str | int, ...]
 
 
@@ -174,7 +174,7 @@ def test_each_entry_knows_its_own_name():
 
 def test_overrides_replace_top_level_keys_and_are_checked_too():
     assert load_study(CONFIG, grid="paper").grid == "paper"
-    with pytest.raises(ConfigError, match=r"grid: 'papr' is not defined; allowed: demo, mini, paper"):
+    with pytest.raises(ConfigError, match=r"grid: 'papr' is not defined; allowed: demo, mini, losses, paper"):
         load_study(CONFIG, grid="papr")
     with pytest.raises(ConfigError, match=r"grids_: unknown key"):
         load_study(CONFIG, grids_={})
@@ -322,6 +322,8 @@ TYPED = {
         ("download",),
         ("variants", "mhla", "class_token"),
         ("variants", "softmax", "attention_map"),
+        ("variants", "softmax", "map_distribution"),
+        ("variants", "ttt", "head_outputs"),
         ("variants", "ttt", "analytic_inits"),
         ("inits", "pretrained", "train"),
     ],
@@ -336,6 +338,7 @@ TYPED = {
         ("recipes", "transfer", "precision"),
         ("inits", "copy-map3e3", "distill", "target"),
         ("inits", "copy-map3e3", "distill", "reduction"),
+        ("inits", "copy-radlads", "distill", "distance"),
         ("sources", "fashion-trained", "mini", "train", "dataset"),
         ("grids", "demo", 0, "inits", 0),
         ("grids", "demo", 0, "for"),
@@ -428,8 +431,17 @@ OUT_OF_RANGE = [
     (("inits", "copy", "train"), False, "train: false needs copy to hold 'head'"),
     (("inits", "pretrained", "distill"), {}, "train: false needs copy to hold 'head' and no distill"),
     (("inits", "copy", "distill"), {"weight": 0}, "greater than 0"),
-    (("inits", "copy", "distill"), {"target": "logits"}, "'output' or 'map'"),
+    (("inits", "copy", "distill"), {"target": "logits"}, "'output', 'heads' or 'map'"),
     (("inits", "copy", "distill"), {"reduction": "max"}, "'mean' or 'sum'"),
+    (("inits", "copy", "distill"), {"distance": "cosine"}, "'mse', 'l2' or 'cross_entropy'"),
+    (
+        ("inits", "copy", "distill"),
+        {"distance": "cross_entropy"},
+        "distance 'cross_entropy' is not defined for target 'output'; allowed: mse, l2",
+    ),
+    (("inits", "copy", "distill"), {"target": "heads", "distance": "l2"}, "for target 'heads'; allowed: mse"),
+    (("inits", "copy", "distill"), {"target": "map", "distance": "l2"}, "'map'; allowed: mse, cross_entropy"),
+    (("variants", "mhla", "map_distribution"), True, "map_distribution: true needs attention_map: true"),
     (("datasets", "pets", "classes"), 0, "greater than 0"),
     (("datasets", "pets", "std"), [0.1, 0.2, 0.0], "greater than 0"),
     (("datasets", "pets", "mean"), [0.5], "mean and std differ in length"),
@@ -644,13 +656,33 @@ def test_an_analytic_start_is_refused_where_the_variant_does_not_define_it(init)
     assert "analytic_inits: false" in text
 
 
-@pytest.mark.parametrize("variant", ["mhla", "ttt"])
-@pytest.mark.parametrize("init", [name for name in RAW["inits"] if "map" in name])
-def test_map_distillation_is_refused_where_the_variant_has_no_map(variant, init):
+TARGETS = {name: init.distill.target for name, init in study_from(RAW).inits.items() if init.distill}
+
+
+@pytest.mark.parametrize(("variant", "allowed"), [("mhla", "output, heads"), ("ttt", "output")])
+@pytest.mark.parametrize("init", [name for name, target in TARGETS.items() if target == "map"])
+def test_map_distillation_is_refused_where_the_variant_has_no_map(variant, allowed, init):
     text = refused_grid(variants=[variant], inits=[init], sources=["fashion"])
-    assert f"init {init!r}" in text
-    assert f"variant {variant!r}" in text
-    assert "allowed: target output" in text
+    assert text == (
+        f"init {init!r} distils attention maps, but variant {variant!r} has none (attention_map: false); "
+        f"allowed: target {allowed}"
+    )
+
+
+@pytest.mark.parametrize("init", [name for name, target in TARGETS.items() if target == "heads"])
+def test_distilling_head_outputs_is_refused_where_the_projection_takes_something_else(init):
+    text = refused_grid(variants=["ttt"], inits=[init], sources=["fashion"])
+    assert text == (
+        f"init {init!r} distils head outputs, but variant 'ttt' has none (head_outputs: false); allowed: target output"
+    )
+
+
+def test_cross_entropy_is_refused_where_the_maps_are_no_distributions():
+    text = refused_grid(variants=["inline"], inits=["copy-transfer"], sources=["fashion"])
+    assert text == (
+        "init 'copy-transfer' matches maps by cross-entropy, but those of variant 'inline' are no distributions "
+        "(map_distribution: false); allowed: distance mse"
+    )
 
 
 @pytest.mark.parametrize("init", [name for name in RAW["inits"] if name not in ("random", "mimetic", "impulse")])
@@ -685,7 +717,7 @@ def test_statistics_of_other_channels_than_the_sizes_are_refused(dataset, size):
 
 
 def test_a_grid_that_is_not_defined_is_refused_with_those_that_are():
-    with pytest.raises(ConfigError, match=r"'nosuch' is not defined; allowed: demo, mini, paper"):
+    with pytest.raises(ConfigError, match=r"'nosuch' is not defined; allowed: demo, mini, losses, paper"):
         expand(study_from(RAW), "nosuch")
 
 

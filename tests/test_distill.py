@@ -1,6 +1,7 @@
 """The attention-matching loss: its value by hand, where its gradient goes, and what it leaves alone."""
 
 import copy
+import math
 
 import models
 import pytest
@@ -8,12 +9,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from linvit.config import Distill
-from linvit.distill import AttentionDistillation
+from linvit.config import DISTANCES, Distill
+from linvit.distill import AttentionDistillation, cross_entropy, l2
 
 torch.set_num_threads(1)
 
 LINEAR = ("elu", "relu", "inline", "mhla", "ttt")
+LOSSES = [(target, distance) for target, distances in DISTANCES.items() for distance in distances]
 
 
 def pair(variant: str, **changes) -> tuple[VisionTransformer, VisionTransformer]:
@@ -33,7 +35,7 @@ def loss_of(teacher: VisionTransformer, student: VisionTransformer, x: Tensor, *
 
 def recorded(vit: VisionTransformer, x: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Input and output of every block's attention, in eval mode; of a copy, so that no hook of ours is left."""
-    vit = copy.deepcopy(vit).eval()
+    vit = copy.deepcopy(vit).to(x.dtype).eval()
     seen: list[tuple[Tensor, Tensor]] = []
     for block in vit.blocks:
         block.attn.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
@@ -42,8 +44,15 @@ def recorded(vit: VisionTransformer, x: Tensor) -> list[tuple[Tensor, Tensor]]:
     return seen
 
 
+def projected(vit: VisionTransformer, block: int, output: Tensor) -> Tensor:
+    """What went into a block's output projection, from what came out of it."""
+    proj = vit.blocks[block].attn.proj
+    weight, bias = (tensor.detach().to(output) for tensor in (proj.weight, proj.bias))
+    return torch.linalg.solve(weight, (output - bias).mT).mT
+
+
 def map_of(vit: VisionTransformer, name: str, block: int, tokens: Tensor) -> Tensor:
-    attn = vit.blocks[block].attn
+    attn = copy.deepcopy(vit.blocks[block].attn).to(tokens.dtype)
     q, k, _ = models.split_heads(attn.qkv(tokens), attn.num_heads)
     return models.quadratic_map(name, q, k)
 
@@ -84,13 +93,106 @@ def test_map_loss_is_the_weighted_mean_squared_error_of_attention_maps(variant, 
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("target", ["output", "map"])
-def test_a_student_that_is_its_teacher_has_no_loss(target):
+@pytest.mark.parametrize("variant", LINEAR)
+def test_l2_loss_is_the_mean_distance_of_tokens_over_the_root_of_their_width(variant):
+    """RADLADS' code: the vector norm of the difference of outputs, averaged, times width ** -0.5."""
+    teacher, student = pair(variant)
+    x = models.images().double()
+    distances = []
+    for (_, s), (_, t) in zip(recorded(student, x), recorded(teacher, x), strict=True):
+        t = t[:, 1:] if variant in ("mhla", "ttt") else t
+        for a, b in zip(s.flatten(0, 1).tolist(), t.flatten(0, 1).tolist(), strict=True):
+            distances.append(math.sqrt(sum((i - j) ** 2 for i, j in zip(a, b, strict=True)) / len(a)))
+    loss = loss_of(teacher, student, x.float(), distance="l2", weight=2.5)
+    assert loss.item() == pytest.approx(2.5 * sum(distances) / len(distances), rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["elu", "relu", "inline", "mhla"])
+def test_heads_loss_is_the_mean_over_blocks_of_the_mean_squared_error_before_the_projection(variant):
+    """LoLCATs' code: for each layer the MSE of [batch, heads, tokens, head width], averaged over layers."""
+    teacher, student = pair(variant)
+    x = models.images().double()
+    per_block = []
+    for block, ((_, s), (_, t)) in enumerate(zip(recorded(student, x), recorded(teacher, x), strict=True)):
+        s, t = projected(student, block, s), projected(teacher, block, t)
+        t = t[:, 1:] if variant == "mhla" else t
+        squares = [(a - b) ** 2 for a, b in zip(s.flatten().tolist(), t.flatten().tolist(), strict=True)]
+        per_block.append(sum(squares) / len(squares))
+    loss = loss_of(teacher, student, x.float(), target="heads", weight=2.5)
+    assert loss.item() == pytest.approx(2.5 * sum(per_block) / 2, rel=1e-5)
+
+
+def test_the_teachers_head_outputs_are_its_map_times_its_values():
+    teacher, _ = pair("relu")
+    x = models.images().double()
+    for block, (tokens, output) in enumerate(recorded(teacher, x)):
+        attn = copy.deepcopy(teacher.blocks[block].attn).double()
+        q, k, v = models.split_heads(attn.qkv(tokens), attn.num_heads)
+        by_hand = (models.quadratic_map("softmax", q, k) @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(projected(teacher, block, output), by_hand)
+
+
+@pytest.mark.parametrize("variant", ["elu", "relu"])
+def test_cross_entropy_is_averaged_over_heads_and_queries_and_summed_over_blocks(variant):
+    """Attention Transfer's code; the student's entries count as 1e-6 at least."""
+    teacher, student = pair(variant)
+    x = models.images().double()
+    total, zeros = 0.0, 0
+    for block, ((s, _), (t, _)) in enumerate(zip(recorded(student, x), recorded(teacher, x), strict=True)):
+        s, t = map_of(student, variant, block, s), map_of(teacher, "softmax", block, t)
+        queries = list(zip(s.flatten(0, 2).tolist(), t.flatten(0, 2).tolist(), strict=True))
+        zeros += sum(row.count(0.0) for row, _ in queries)
+        total += sum(-b * math.log(max(a, 1e-6)) for row in queries for a, b in zip(*row, strict=True)) / len(queries)
+    assert (zeros > 0) == (variant == "relu")
+    loss = loss_of(teacher, student, x.float(), target="map", distance="cross_entropy", reduction="sum", weight=3.0)
+    assert loss.item() == pytest.approx(3 * total, rel=1e-5)
+
+
+def distributions(*shape: int, seed: int) -> Tensor:
+    """Rows that sum to 1, in float64."""
+    rows = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.05
+    return rows / rows.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("distance", [l2, cross_entropy])
+def test_gradients_of_distances_agree_with_finite_differences(distance):
+    student, teacher = distributions(2, 3, 4, 5, seed=1), distributions(2, 3, 4, 5, seed=2)
+    assert torch.autograd.gradcheck(lambda s: distance(s, teacher), student.requires_grad_())
+
+
+def test_cross_entropy_is_least_where_the_maps_agree_and_is_then_the_teachers_entropy():
+    teacher = distributions(2, 3, 4, 5, seed=1)
+    entropy = -sum(p * math.log(p) for p in teacher.flatten().tolist()) / (2 * 3 * 4)
+    assert cross_entropy(teacher, teacher).item() == pytest.approx(entropy)
+    for seed in range(2, 7):
+        assert cross_entropy(distributions(2, 3, 4, 5, seed=seed), teacher).item() > entropy
+
+
+def test_cross_entropy_of_a_map_with_zeros_is_finite_and_so_is_its_gradient():
+    teacher = distributions(1, 1, 2, 4, seed=1).float()
+    student = torch.tensor([[[[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]]], requires_grad=True)
+    loss = cross_entropy(student, teacher)
+    loss.backward()
+    (first, second) = teacher[0, 0].tolist()
+    by_hand = (first[0] + first[1]) * math.log(2) - (first[2] + first[3] + sum(second)) * math.log(1e-6)
+    assert loss.item() == pytest.approx(by_hand / 2, rel=1e-5)
+    assert torch.isfinite(student.grad).all()
+
+
+def test_the_gradient_of_l2_is_zero_where_outputs_are_equal():
+    student = torch.ones(2, 3, 4, requires_grad=True)
+    l2(student, torch.ones(2, 3, 4)).backward()
+    assert not student.grad.any()
+
+
+@pytest.mark.parametrize(("target", "distance"), [loss for loss in LOSSES if loss[1] != "cross_entropy"])
+def test_a_student_that_is_its_teacher_has_no_loss(target, distance):
     teacher, student = pair("softmax")
     # Drop path is active in the student alone, so it gets none; the teacher's must be off, though it was training.
     student.load_state_dict({k: v for k, v in teacher.state_dict().items() if "head" not in k}, strict=False)
     teacher.train()
-    assert loss_of(teacher, student, models.images(), target=target).item() < 1e-12
+    loss = loss_of(teacher, student, models.images(), target=target, distance=distance)
+    assert loss.item() < (1e-6 if distance == "l2" else 1e-12)
 
 
 @pytest.mark.parametrize("variant", LINEAR)
@@ -110,14 +212,14 @@ def test_gradients_reach_every_attention_of_the_student_and_nothing_of_the_teach
     assert missed == {name for name, _ in student.named_parameters() if name.startswith(after)}
 
 
-@pytest.mark.parametrize("target", ["output", "map"])
+@pytest.mark.parametrize(("target", "distance"), LOSSES)
 @pytest.mark.parametrize(
     "parameter", ["blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"]
 )
-def test_gradient_agrees_with_finite_differences(target, parameter):
+def test_gradient_agrees_with_finite_differences(target, distance, parameter):
     teacher, student = pair("elu")  # smooth, unlike relu
     x = models.images()
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target))
+    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target, distance=distance))
     value = student.train().get_parameter(parameter)
 
     def loss() -> Tensor:
@@ -184,11 +286,12 @@ def test_a_call_without_exactly_one_training_pass_is_an_error_that_passes(passes
     assert distillation(x).item() == expected
 
 
-def test_remove_leaves_both_models_as_they_were():
+@pytest.mark.parametrize("target", DISTANCES)
+def test_remove_leaves_both_models_as_they_were(target):
     teacher, student = pair("relu")
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
-    assert all(len(block.attn._forward_hooks) == 1 for vit in (teacher, student) for block in vit.blocks)
+    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target))
+    assert all(sum(len(m._forward_hooks) for m in vit.modules()) == len(vit.blocks) for vit in (teacher, student))
     distillation.remove()
     assert not any(module._forward_hooks for vit in (teacher, student) for module in vit.modules())
     student.train()(models.images())
@@ -201,16 +304,23 @@ def test_remove_leaves_both_models_as_they_were():
     ("changes", "word"),
     [({"depth": 3}, "blocks: 2 and 3"), ({"dim": 24}, "width: 16 and 24"), ({"patch_size": 8}, "grid")],
 )
-@pytest.mark.parametrize("target", ["output", "map"])
+@pytest.mark.parametrize("target", DISTANCES)
 def test_models_that_differ_in_shape_are_refused(changes, word, target):
     with pytest.raises(ValueError, match=f"teacher and student differ in {word}"):
         AttentionDistillation(*pair("relu", **changes), Distill(weight=1.0, target=target))
 
 
-def test_maps_of_differently_many_heads_are_refused():
+@pytest.mark.parametrize("target", ["heads", "map"])
+def test_heads_of_another_number_are_refused(target):
     # One head's map would be broadcast over the teacher's two.
-    with pytest.raises(ValueError, match="heads"):
-        AttentionDistillation(*pair("relu", heads=1), Distill(weight=1.0, target="map"))
+    with pytest.raises(ValueError, match="teacher and student differ in heads: 2 and 1"):
+        AttentionDistillation(*pair("relu", heads=1), Distill(weight=1.0, target=target))
+
+
+def test_head_outputs_beside_others_are_refused():
+    # The projection of ttt takes the convolution's output too: one head's width more.
+    with pytest.raises(ValueError, match="differ in the output projection's input width: 16 and 24"):
+        AttentionDistillation(*pair("ttt"), Distill(weight=1.0, target="heads"))
 
 
 def test_outputs_of_differently_many_heads_are_matched():
@@ -235,12 +345,12 @@ def test_a_loss_without_weight_is_refused():
         AttentionDistillation(*pair("relu"), Distill())
 
 
-@pytest.mark.parametrize("target", ["output", "map"])
-def test_loss_is_float32_and_close_under_autocast(target):
+@pytest.mark.parametrize(("target", "distance"), LOSSES)
+def test_loss_is_float32_and_close_under_autocast(target, distance):
     teacher, student = pair("relu")
     x = models.images()
-    expected = loss_of(teacher, student, x, target=target).item()
+    expected = loss_of(teacher, student, x, target=target, distance=distance).item()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(teacher, student, x, target=target)
+        loss = loss_of(teacher, student, x, target=target, distance=distance)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=0.05)

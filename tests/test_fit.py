@@ -547,7 +547,7 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"recipe": changed(RECIPE, lr=1e-3)}, {"variant": STUDY.variants["elu"]}],
+    [{"seed": 1}, {"recipe": changed(RECIPE, lr=1e-3)}, {"variant": STUDY.variants["elu"].settings()}],
     ids=["seed", "recipe", "variant"],
 )
 def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed(tmp_path, caplog, change):

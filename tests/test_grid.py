@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import CONFIG, RECIPE, STUDY, spec, store_source
 
 from linvit import sources
-from linvit.config import ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, study_from
+from linvit.config import DISTANCES, ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, study_from
 from linvit.grid import RANDOM, RunSpec, Source, evaluations, expand, source_of, sources_of
 from linvit.run import build_student
 
@@ -75,7 +75,7 @@ PARTS = {
 # --- how many runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("demo", 11)])
+@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("demo", 11)])
 def test_a_grid_has_as_many_runs_as_the_documents_say(grid, runs):
     assert len(expand(STUDY, grid)) == runs
 
@@ -140,6 +140,24 @@ def test_figure_5_matches_outputs_and_maps_over_the_papers_weights():
         if of(run)[:3] == ("pets", "small", "inline") and distill and run.init.copied == ("attention",):
             found.setdefault(distill.target, set()).add(distill.weight)
     assert found == {"output": {10, 30, 50, 100, 300}, "map": {3e3, 1e4, 3e4, 1e5, 3e5}}
+
+
+def test_the_losses_grid_has_figure_5s_weights_and_the_losses_of_other_works_with_their_own():
+    found = {}
+    for run in expand(STUDY, "losses").values():
+        if run.init.distill:
+            loss = (run.init.distill.target, run.init.distill.distance, run.init.distill.reduction)
+            found.setdefault(loss, set()).add(run.init.distill.weight)
+            assert run.init.copied == ("attention",)
+    assert found == {
+        ("output", "mse", "mean"): {10, 30, 50, 100, 300},
+        ("map", "mse", "mean"): {3e3, 1e4, 3e4, 1e5, 3e5},
+        ("map", "cross_entropy", "sum"): {0.3, 3, 30},
+        ("heads", "mse", "mean"): {10, 100, 1000},
+        ("output", "l2", "mean"): {1, 10, 100, 1000},
+    }
+    own = {name: STUDY.inits[f"copy-{name}"].distill.weight for name in ("transfer", "lolcats", "radlads")}
+    assert own == {"transfer": 3, "lolcats": 1000, "radlads": 1}
 
 
 @pytest.mark.parametrize("grid", RAW["grids"])
@@ -327,9 +345,11 @@ def recipes(draw) -> Recipe:
 def inits(draw) -> Init:
     analytic = draw(st.sampled_from([None, "mimetic", "impulse"]))
     groups = ["mlp", "norms", "patch_embed", "class_token", "positions", "head", *([] if analytic else ["attention"])]
+    target = draw(st.sampled_from(list(DISTANCES)))
     distill = st.builds(
         Distill,
-        target=st.sampled_from(["output", "map"]),
+        target=st.just(target),
+        distance=st.sampled_from(DISTANCES[target]),
         weight=st.none() | POSITIVE,
         reduction=st.sampled_from(["mean", "sum"]),
     )
@@ -390,6 +410,14 @@ def test_a_spec_survives_json_exactly(run):
 
 def test_every_run_of_the_paper_survives_json():
     assert all(RunSpec.from_json(run.to_json()) == run for run in PAPER.values())
+
+
+def test_what_decides_which_losses_are_defined_is_no_part_of_a_run():
+    for name, variant in STUDY.variants.items():
+        (run,) = grid_of({"variants": [name]}).values()
+        assert type(run.variant) is Variant
+        assert run.variant == variant.settings()
+        assert not {"head_outputs", "map_distribution"} & set(json.loads(run.to_json())["variant"])
 
 
 def test_defaults_are_left_out_of_the_json():

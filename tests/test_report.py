@@ -38,7 +38,8 @@ def test_start_comes_from_what_an_init_does(init, start):
 
 def test_every_init_of_the_catalogue_starts_as_it_is_named():
     starts = {name: start_of(init) for name, init in STUDY.inits.items()}
-    ablation = {name: "copy" for name in starts if name.startswith(("copy-map", "copy-output"))}
+    losses = ("copy-map", "copy-output", "copy-transfer", "copy-lolcats", "copy-radlads")
+    ablation = {name: "copy" for name in starts if name.startswith(losses)}
     assert starts == {name: name.removesuffix("-distill") for name in starts} | ablation
 
 
@@ -51,6 +52,7 @@ def test_every_figure_is_known_to_both_sides():
     [
         ("demo", ["top1"], ["fig2", "fig4"]),
         ("mini", ["top1"], ["fig2", "fig3", "fig4"]),
+        ("losses", ["top1"], ["fig2", "fig3", "fig4", "fig5", "losses"]),
         (
             "paper",
             ["top1", "table1", "table2", "tableF", "tableG"],
@@ -90,6 +92,15 @@ def test_a_sweep_needs_two_weights():
     copies = [spec for spec in specs if spec.init.name in ("copy-distill", "copy-map1e4")]
     assert "fig5" in figures_of(copies)
     assert "fig5" not in figures_of([spec for spec in copies if spec.init.name == "copy-distill"])
+
+
+def test_other_losses_than_the_papers_have_a_figure_of_their_own():
+    specs = {spec.init.name: spec for spec in expand(STUDY, "losses").values()}
+    for name in ("copy-transfer", "copy-lolcats", "copy-radlads"):
+        drawn = figures_of([specs["copy-distill"], specs[name]])
+        assert "losses" in drawn
+        assert "fig5" not in drawn
+    assert "losses" not in figures_of([specs["copy-distill"], specs["copy-map3e3"]])
 
 
 def test_planning_needs_nothing_that_only_jobs_need():

@@ -75,6 +75,23 @@ def test_a_row_holds_what_the_metrics_say(tmp_path, spec):
     }
 
 
+@pytest.mark.parametrize(
+    ("init", "loss"),
+    [
+        ("copy", None),
+        ("copy-distill", "output"),
+        ("copy-map3e3", "map"),
+        ("copy-transfer", "map-cross_entropy"),
+        ("copy-lolcats", "heads"),
+        ("copy-radlads", "output-l2"),
+    ],
+)
+def test_a_row_names_its_loss(tmp_path, init, loss):
+    spec = expand(load_study(CONFIG), "losses")[f"fashion-1k/mini/relu/{init}/fashion/seed0"]
+    target = collect([write_metrics(tmp_path, spec, 50.0)]).loc[0, "distill_target"]
+    assert (None if pd.isna(target) else target) == loss
+
+
 def test_rows_are_sorted_whatever_the_order_of_files(tmp_path, paper):
     names = ["stl10/tiny/elu/copy/deit/seed0", "pets/tiny/elu/copy/deit/seed0", "pets/tiny/elu/random/none/seed0"]
     runs = collect([write_metrics(tmp_path, paper[name], 50.0) for name in names])
@@ -179,11 +196,18 @@ def test_names_and_orders():
 
 def test_default_runs_leave_the_loss_ablation_out():
     weights = [run("copy-distill", init=f"copy-output{w}", distill_weight=float(w)) for w in (10, 100)]
-    maps = [run("copy-distill", init="copy-map3e3", distill_target="map")]
-    kept = default_runs(frame([run("copy"), run("copy-distill"), *weights, *maps]))
+    others = {
+        "copy-map3e3": "map",
+        "copy-transfer": "map-cross_entropy",
+        "copy-lolcats": "heads",
+        "copy-rad": "output-l2",
+    }
+    losses = [run("copy-distill", init=init, distill_target=target) for init, target in others.items()]
+    kept = default_runs(frame([run("copy"), run("copy-distill"), *weights, *losses]))
     assert list(kept["init"]) == ["copy", "copy-distill"]
     assert list(default_runs(frame([weights[0]]))["init"]) == ["copy-output10"]
     assert default_runs(frame(weights)).empty
+    assert all(default_runs(frame([loss])).empty for loss in losses)
 
 
 def test_the_reference_is_the_source_itself_where_it_was_evaluated():

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from linvit import sources
-from linvit.config import Dataset, Distill, Init, Recipe, Size, load_study
+from linvit.config import Dataset, Init, Recipe, Size, load_study
 from linvit.grid import RunSpec, Source
 from linvit.vit import build_vit
 
@@ -80,7 +80,7 @@ def init(name: str, weight: float = 50.0) -> Init:
     found = STUDY.inits[name]
     if found.distill is None:
         return found
-    return found.model_copy(update={"distill": Distill(target=found.distill.target, weight=weight)})
+    return found.model_copy(update={"distill": found.distill.model_copy(update={"weight": weight})})
 
 
 def spec(path: Path | str, variant: str = "relu", start: str | Init = "random", **changes) -> RunSpec:
@@ -88,7 +88,7 @@ def spec(path: Path | str, variant: str = "relu", start: str | Init = "random", 
     fields = {
         "dataset": dataset(path),
         "size": SIZE,
-        "variant": STUDY.variants[variant],
+        "variant": STUDY.variants[variant].settings(),
         "init": init(start) if isinstance(start, str) else start,
         "recipe": RECIPE,
         "seed": 0,

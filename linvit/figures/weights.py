@@ -52,8 +52,8 @@ def fig5(runs: pd.DataFrame, source: str | None = None) -> Figure:
 
 
 def _swept(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with Distill where the same was also run with another weight or target."""
-    runs = runs[runs["distill"]]
+    """Runs with the paper's losses where the same was also run with another weight or target."""
+    runs = runs[runs["distill_target"].isin(TARGETS)]
     of_loss = runs["distill_target"] + runs["distill_weight"].astype(str)
     return runs[of_loss.groupby([runs[key] for key in ("dataset", "size", "variant")]).transform("nunique") > 1]
 
