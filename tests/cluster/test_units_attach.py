@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "workflow" / "executor"))
 
 from snakemake_executor_plugin_submitit import arrays, attach
+from snakemake_executor_plugin_submitit.job import Call
 from snakemake_executor_plugin_submitit.journal import Journal, Record, fingerprint
 from snakemake_executor_plugin_submitit.local import Local
 from snakemake_executor_plugin_submitit.resources import Request, gpus_in, request_of, slurm_parameters
@@ -179,6 +180,14 @@ def test_a_live_job_is_taken_over_even_if_forced(tmp_path: Path, stranger: psuti
     assert driver.attach(job) == 1
 
 
+def test_an_error_of_one_rank_is_no_end_of_the_others(tmp_path: Path) -> None:
+    job = Job([], [str(tmp_path / "out")])
+    leave(tmp_path, job, backend="slurm", ranks=2, result=("error", "killed"))
+    driver = Driver(tmp_path, Cluster({"5": "RUNNING"}), job)
+    attach.settle(driver)
+    assert driver.attach(job) == 1
+
+
 # ---- the grace of jobs that seem to be gone
 
 
@@ -301,7 +310,8 @@ def test_after_a_failed_sbatch_nothing_is_submitted_until_squeue_answers(
         scancel=f'echo "$@" >> {tmp_path}/cancelled',
     )
     backend = slurm(tmp_path)
-    work = arrays.Work(Job([], ["out"]), request_of("rule", 1, {}, True), task=print, members={"a": "1"})
+    task = Call("m:C", [], ["out"], {}, [], 1, {}, notice=60)
+    work = arrays.Work(Job([], ["out"]), request_of("rule", 1, {}, True), task=task, members={"a": "1"})
     for _ in range(2):
         with pytest.raises(Refused, match="squeue does not tell whether Slurm took the jobs"):
             backend.submit_once([work])

@@ -50,7 +50,6 @@ PartitionName=wide Nodes=n1,n2 MaxTime=INFINITE State=UP PreemptMode=OFF
 PartitionName=low Nodes=n2 PriorityTier=1 GraceTime=20 MaxTime=INFINITE State=UP
 PartitionName=high Nodes=n2 PriorityTier=10 MaxTime=INFINITE State=UP
 PartitionName=fragile Nodes=n3 MaxTime=INFINITE State=UP
-PartitionName=hidden Nodes=n1 Hidden=YES MaxTime=INFINITE State=UP
 """
 
 

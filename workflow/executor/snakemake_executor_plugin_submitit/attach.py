@@ -96,8 +96,11 @@ def work_from(record: Record) -> Work:
 
 
 def end_of(record: Record, listing: Listing) -> Verdict | None:
-    """What the job's results say; the only thing that is known of it on any machine."""
-    return None if record.id is None else result_of(work_from(record), listing)
+    """What the job's results say, on any machine; None while it may run, as it may if one of several ranks failed."""
+    if record.id is None:
+        return None
+    verdict = result_of(work_from(record), listing)
+    return None if verdict and verdict.error and record.note["ranks"] > 1 else verdict
 
 
 def place(record: Record) -> dict[str, Any]:
@@ -211,13 +214,13 @@ def vanished(executor: Executor, records: list[Record], states: dict[str, str] |
 
 def drop_gone(executor: Executor, records: list[Record]) -> None:
     """Drops records, of jobs that today's workflow does not have, that are over and left nothing to be judged."""
-    backend, states = executor.backend, executor.states_at_start
+    backend, states, listing = executor.backend, executor.states_at_start, Listing()
     records = [record for record in records if record.note["backend"] == backend.name]
     submitted = backend.by_token({record.token for record in records if record.id is None})
     for record in records:
         over = submitted == [] if record.id is None else states is not None and record.id not in states
         left = any(Path(path).exists() for path in record.note.get("output", []))
-        if over and not left and not out_of_reach(executor, record, Listing()):
+        if over and not left and not out_of_reach(executor, record, listing):
             executor.journal.forget(record)
 
 
