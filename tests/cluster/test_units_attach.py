@@ -40,6 +40,14 @@ def stranger() -> Iterator[psutil.Process]:
     process.wait()
 
 
+def survives(process: psutil.Process) -> bool:
+    try:
+        process.wait(0.3)
+        return False
+    except psutil.TimeoutExpired:
+        return True
+
+
 class File(str):
     """As much of a file of Snakemake as its times take."""
 
@@ -117,8 +125,7 @@ def test_a_process_with_a_reused_number_is_not_killed(tmp_path: Path, stranger: 
     assert driver.attach(Job([], ["out"], epochs=2)) == 0
     driver.backend.cancel([str(stranger.pid)])
     driver.backend.cancel_everything([str(stranger.pid)])
-    assert stranger.is_running()
-    assert stranger.status() != psutil.STATUS_ZOMBIE
+    assert survives(stranger)
     assert driver.journal.open == []
 
 
@@ -138,7 +145,7 @@ def test_a_job_on_another_machine_is_neither_killed_nor_taken_for_gone(
     with pytest.raises(WorkflowError, match=rf"job {stranger.pid} .* may still run on elsewhere: go on there"):
         driver.attach(job)
     driver.backend.cancel([str(stranger.pid)])
-    assert stranger.status() != psutil.STATUS_ZOMBIE
+    assert survives(stranger)
     assert len(Journal(tmp_path / "journal.jsonl").open) == 1
     driver.dag.needrun = lambda job: False  # its outputs are there, but perhaps half written
     with pytest.raises(WorkflowError, match="may still run on elsewhere"):
