@@ -248,8 +248,9 @@ def wait_for_end(executor: Executor, record: Record, listing: Listing, outputs: 
     backend, work = executor.backend, work_from(record)
 
     def look(states: dict[str, str] | None, grace: float, listing: Listing) -> Verdict | None:
+        state = (states or {}).get(work.id)
         alive = backend.alive if states is not None else lambda state: True
-        return judge(work, (states or {}).get(work.id), alive, grace, backend.why, listing)
+        return judge(work, state, alive, grace, backend.why, listing)
 
     verdict = look(executor.states_at_start, 0, listing)  # a job that is gone has had its grace
     if verdict is None:
