@@ -103,3 +103,25 @@ def test_a_driver_killed_while_it_submits_doubles_nothing(flow: Workflow) -> Non
     flow.run()
     assert starts(flow) == {"one": 1, "two": 1}
     flow.wait_for(lambda: not flow.cluster.query("squeue", "-h"), 10, "an empty queue")
+
+
+def test_jobs_are_seen_whatever_the_users_shell_filters(flow: Workflow) -> None:
+    flow.environment |= {"SQUEUE_PARTITION": "low", "SQUEUE_NAMES": "other", "SCANCEL_PARTITION": "low"}
+    flow.write("""
+        rule all:
+            input: "count.json", "ranks/done"
+        rule count:
+            output: "count.json"
+            params: call="toy:Counter", steps=40
+            resources: runtime=10
+            shell: "false"
+        rule ranks:
+            output: "ranks/done"
+            params: call="toy:Ranks"
+            resources: runtime=10, gres="gpu:toy:2"
+            shell: "false"
+    """)
+    flow.run()  # eight seconds, of which the job would be gone for four
+    assert flow.starts("count") == 1
+    # A type of GPU has a rank each like any other.
+    assert sorted(path.name for path in flow.path("ranks").glob("*.json")) == ["rank0.json", "rank1.json"]

@@ -44,7 +44,7 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 SlurmdParameters=config_overrides
 GresTypes=gpu
-NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs=16 RealMemory=24000 Gres=gpu:4
+NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs=16 RealMemory=24000 Gres=gpu:toy:4
 PartitionName=main Nodes=n1 Default=YES MaxTime=INFINITE State=UP
 PartitionName=wide Nodes=n1,n2 MaxTime=INFINITE State=UP PreemptMode=OFF
 PartitionName=low Nodes=n2 PriorityTier=1 GraceTime=20 MaxTime=INFINITE State=UP
@@ -98,7 +98,7 @@ class Cluster:
             node_ports=",".join(str(free_port()) for _ in NODES),
         )
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "gres.conf").write_text("NodeName=n[1-3] Name=gpu File=/dev/tty[0-3]\n")
+        (self.folder / "gres.conf").write_text("NodeName=n[1-3] Name=gpu Type=toy File=/dev/tty[0-3]\n")
         self.daemon("slurmctld")
         for node in NODES:
             self.daemon("slurmd", "-N", node)

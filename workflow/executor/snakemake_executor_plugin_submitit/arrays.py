@@ -13,7 +13,7 @@ from typing import Any
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from .journal import members_of
+from .journal import members_of, singles
 from .resources import Request, request_of
 
 
@@ -44,17 +44,50 @@ class Work:
     def result(self, rank: int = 0) -> Path:
         return self.folder / f"{self.id}_{rank}_result.pkl"
 
+    def describe(self, backend: str, **more: Any) -> None:
+        """Writes the note by which a later driver finds the job and what it left."""
+        output = [str(path) for path in self.job.output]
+        folder = str(self.folder)
+        self.note = {"backend": backend, "folder": folder, "ranks": self.request.ranks, "output": output, **more}
+
 
 def work_of(job: Any) -> Work:
-    """The job with its request, as yet without a task."""
+    """The job with its request, as yet without a task.
+
+    Raises:
+        WorkflowError: a resource makes no sense, or asks for ranks of a callable that cannot have them.
+    """
     name = re.sub(r"[^\w.-]", "_", str(job.groupid if job.is_group() else job.rule.name))
-    request = request_of(name, job.threads, plain_resources(job), runs_in_process(job))
+    in_process = runs_in_process(job)
+    if not in_process:
+        refuse_lonely_ranks(job)
+    request = request_of(name, job.threads, plain_resources(job), in_process)
     return Work(job=job, request=request, members=members_of(job))
 
 
+def names_call(job: Any) -> bool:
+    """Whether the rule's parameter `call` names a class."""
+    return bool(dict(job.params.items()).get("call"))
+
+
+def refuse_lonely_ranks(job: Any) -> None:
+    """A callable with several ranks must not run as a command: that is one process, and the other GPUs would idle.
+
+    Raises:
+        WorkflowError: it would.
+    """
+    for single in singles(job):
+        name = single.rule.name
+        if names_call(single) and request_of(name, single.threads, plain_resources(single), True).ranks > 1:
+            raise WorkflowError(
+                f"rule {name}: its GPUs, nodes or tasks are for several ranks of its callable, but --sdm, shadow or "
+                "group makes it a command of one process: leave those out, or ask for one GPU"
+            )
+
+
 def runs_in_process(job: Any) -> bool:
-    """Whether the rule's parameter `call` names a class, and nothing asks for an environment of the job's own."""
-    if job.is_group() or not dict(job.params.items()).get("call"):
+    """Whether the rule names a callable, and nothing asks for an environment of the job's own."""
+    if job.is_group() or not names_call(job):
         return False
     methods = job.rule.workflow.deployment_settings.deployment_method
     own_conda = DeploymentMethod.CONDA in methods and job.rule.conda_env

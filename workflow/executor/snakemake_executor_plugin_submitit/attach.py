@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from .arrays import Work, work_of
+from .arrays import Work
 from .driver import lives
-from .journal import Record, fingerprint, member_key
-from .status import Listing, judge, result_of
+from .journal import Record, fingerprint, member_key, singles
+from .local import Local, is_here
+from .resources import Request
+from .status import Listing, Verdict, judge, result_of
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -27,27 +29,26 @@ def attach(executor: Executor, works: list[Work]) -> tuple[list[Work], list[Work
     Raises:
         WorkflowError: such a job does not end.
     """
-    by_member: dict[str, dict[int, Record]] = {}
+    by_member: dict[str, list[Record]] = {}
     for record in executor.journal.open:
         for member in record.members:
-            by_member.setdefault(member, {})[id(record)] = record
+            by_member.setdefault(member, []).append(record)
+    listing = Listing()
     attached, fresh, rivals = [], [], {}
     for work in works:
-        found: dict[int, Record] = {}
-        for member in work.members:
-            found |= by_member.get(member, {})
-        obstacles = {key: obstacle(executor, work, record) for key, record in found.items()}
+        found = dict.fromkeys(record for member in work.members for record in by_member.get(member, []))
+        obstacles = {record: obstacle(executor, work, record, listing) for record in found}
         if len(found) == 1 and not any(obstacles.values()):
-            take_over(executor, work, *found.values())
+            take_over(executor, work, *found)
             attached.append(work)
         else:
             fresh.append(work)
-            rivals |= {key: (record, obstacles[key]) for key, record in found.items()}
-    dispose(executor, list(rivals.values()))
+            rivals |= obstacles
+    dispose(executor, rivals, listing)
     return attached, fresh
 
 
-def obstacle(executor: Executor, work: Work, record: Record) -> str | None:
+def obstacle(executor: Executor, work: Work, record: Record, listing: Listing) -> str | None:
     """Why the record's job cannot be taken for this work."""
     if record.id is None:
         return "was being submitted when its driver died"
@@ -55,12 +56,51 @@ def obstacle(executor: Executor, work: Work, record: Record) -> str | None:
         return "makes the same files from other inputs or settings"
     if record.note["backend"] != executor.backend.name:
         return f"ran with the back end {record.note['backend']}"
-    # Snakemake wants the job although it has ended: it failed while no driver was there to see it.
-    result = result_of(Work(work.job, work.request, id=record.id, **place(record)), Listing())
+    result = end_of(record, listing)
     if result is not None:
-        return f"failed: {result.error}" if result.error else None
+        return f"failed: {result.error}" if result.error else staleness(executor, work.job, record)
+    if out_of_reach(executor, record, listing):
+        return "runs elsewhere"
     states = executor.states_at_start
     return None if states is None or executor.backend.alive(states.get(record.id)) else "is gone"
+
+
+def staleness(executor: Executor, job: Any, record: Record) -> str | None:
+    """Why what an ended job left is not what Snakemake asks for, although inputs and settings are the same."""
+    reasons = [executor.dag.reason(single) for single in singles(job)]
+    if any(reason.forced or reason.code_changed or reason.software_stack_changed for reason in reasons):
+        return "has ended, and is asked for once more"
+    return executor.workflow.async_run(outdated(job, just_ended(record, executor)))
+
+
+async def outdated(job: Any, just_ended: bool) -> str | None:
+    """What is wrong with the outputs of a job that has ended, by their times and those of the inputs."""
+    if not job.output or not all([await path.exists() for path in job.output]):
+        # Right after the end they may not be visible yet, and Snakemake itself waits for them.
+        return None if job.output and just_ended else "has ended, but its outputs are not there"
+    for single in singles(job):
+        oldest = await single.output_mintime
+        if oldest and any([await path.exists() and await path.is_newer(oldest) for path in single.input]):
+            return "has ended, but an input is newer than its outputs"
+    return None
+
+
+def just_ended(record: Record, executor: Executor) -> bool:
+    result = work_from(record).result()
+    return result.exists() and time.time() - result.stat().st_mtime < executor.workflow.execution_settings.latency_wait
+
+
+def work_from(record: Record) -> Work:
+    """The record's job, as far as its result can be looked up."""
+    return Work(None, Request(""), id=record.id, **place(record))
+
+
+def end_of(record: Record, listing: Listing) -> Verdict | None:
+    """What the job's results say, on any machine; None while it may run, as it may if one of several ranks failed."""
+    if record.id is None:
+        return None
+    verdict = result_of(work_from(record), listing)
+    return None if verdict and verdict.error and record.note["ranks"] > 1 else verdict
 
 
 def place(record: Record) -> dict[str, Any]:
@@ -75,7 +115,7 @@ def take_over(executor: Executor, work: Work, record: Record) -> None:
     executor.logger.info(f"Attached to job {work.id} of {work.request.name}, submitted by a former driver")
 
 
-def dispose(executor: Executor, rivals: list[tuple[Record, str | None]]) -> None:
+def dispose(executor: Executor, rivals: dict[Record, str | None], listing: Listing) -> None:
     """Cancels jobs and waits until they are gone.
 
     Raises:
@@ -84,26 +124,38 @@ def dispose(executor: Executor, rivals: list[tuple[Record, str | None]]) -> None
     if not rivals:
         return
     backend = executor.backend
-    for record, reason in rivals:
+    if refused := [problem for record in rivals if (problem := out_of_reach(executor, record, listing))]:
+        raise WorkflowError("\n".join(refused))
+    for record, reason in rivals.items():
         executor.logger.warning(f"Job {record.id or record.token} of a former driver {reason}: it is submitted anew")
-        if record.note["backend"] != backend.name and may_run(record):
-            raise WorkflowError(f"job {record.id or record.token} may still run: use the former back end once more")
-    ours = [record for record, _ in rivals if record.note["backend"] == backend.name]
-    ids = [record.id for record in ours if record.id]
-    ids += backend.by_token({record.token for record in ours if record.id is None})
+    ours = [record for record in rivals if record.note["backend"] == backend.name]
     deadline = time.monotonic() + PATIENCE
+    while (found := backend.by_token({record.token for record in ours if record.id is None})) is None:
+        if time.monotonic() > deadline:
+            raise WorkflowError("squeue does not tell what became of a former driver's last submission")
+        time.sleep(1)
+    ids = {record.id for record in ours if record.id} | set(found)
     backend.cancel(ids)
-    while left := living(backend, set(ids)):
+    while left := living(backend, ids):
         if time.monotonic() > deadline:
             raise WorkflowError(f"jobs {', '.join(left)} of a former driver were cancelled but do not end")
         time.sleep(1)
-    for record, _ in rivals:
+    for record in rivals:
         executor.journal.forget(record)
 
 
-def may_run(record: Record) -> bool:
-    """Whether a job of the other back end may run; of Slurm's jobs nothing is known without Slurm."""
-    return record.note["backend"] != "local" or lives(int(record.id or 0), record.note.get("started", 0))
+def out_of_reach(executor: Executor, record: Record, listing: Listing) -> str | None:
+    """Says so if the job may run where this back end neither sees nor ends it: another machine, or another back end."""
+    if end_of(record, listing) is not None:
+        return None
+    job, note = f"job {record.id or record.token} of a former driver may still run", record.note
+    if note["backend"] == Local.name and not is_here(note):
+        return f"{job} on {note.get('host')}: go on there or, if that machine is gone, delete {executor.journal.path}"
+    if note["backend"] == executor.backend.name:
+        return None
+    if note["backend"] == Local.name and not lives(int(record.id or 0), note.get("started", 0)):
+        return None
+    return f"{job}: use the back end {note['backend']} once more"
 
 
 def living(backend: Any, ids: set[str]) -> list[str]:
@@ -125,23 +177,61 @@ def settle(executor: Executor) -> None:
     """
     if not executor.journal.open:
         return
-    executor.states_at_start = executor.backend.states()
-    jobs = {member_key(job): job for job in executor.dag.jobs if not executor.dag.needrun(job)}
+    jobs = {member_key(job): job for job in executor.dag.jobs}
+    ours = [record for record in executor.journal.open if record.members.keys() & jobs.keys()]
+    executor.states_at_start = states_after_grace(executor, ours)
+    listing = Listing()
     problems = []
-    for record in list(executor.journal.open):
-        done = {key: jobs[key] for key in record.members if key in jobs}
-        if done and len(done) == len(record.members) and record.note["backend"] == executor.backend.name:
-            problems.append(adopt(executor, record, done))
+    for record in ours:
+        done = {key: jobs[key] for key in record.members if key in jobs and not executor.dag.needrun(jobs[key])}
+        if len(done) == len(record.members) and record.note["backend"] == executor.backend.name:
+            problems.append(adopt(executor, record, done, listing))
     if any(problems):
         raise WorkflowError("\n".join(filter(None, problems)))
+    drop_gone(executor, [record for record in executor.journal.open if not record.members.keys() & jobs.keys()])
 
 
-def adopt(executor: Executor, record: Record, jobs: dict[str, Any]) -> str | None:
+def states_after_grace(executor: Executor, records: list[Record]) -> dict[str, str] | None:
+    """States of all jobs, after the time that a job needs to be requeued or its result to become visible."""
+    states, deadline = executor.backend.states(), time.monotonic() + executor.grace
+    if gone := vanished(executor, records, states):
+        executor.logger.info(f"{gone} jobs of a former driver seem to be gone: waiting {executor.grace} s for them")
+    while vanished(executor, records, states) and time.monotonic() < deadline:
+        time.sleep(1)
+        states = executor.backend.states()
+    return states
+
+
+def vanished(executor: Executor, records: list[Record], states: dict[str, str] | None) -> int:
+    """How many of this back end's jobs are not there any more and left no result."""
+    if states is None:
+        return 0
+    backend, listing = executor.backend, Listing()
+    known = [record for record in records if record.id and record.note["backend"] == backend.name]
+    dead = [record for record in known if not backend.alive(states.get(record.id))]
+    return sum(end_of(record, listing) is None and not out_of_reach(executor, record, listing) for record in dead)
+
+
+def drop_gone(executor: Executor, records: list[Record]) -> None:
+    """Drops records, of jobs that today's workflow does not have, that are over and left nothing to be judged."""
+    backend, states, listing = executor.backend, executor.states_at_start, Listing()
+    records = [record for record in records if record.note["backend"] == backend.name]
+    submitted = backend.by_token({record.token for record in records if record.id is None})
+    for record in records:
+        over = submitted == [] if record.id is None else states is not None and record.id not in states
+        left = any(Path(path).exists() for path in record.note.get("output", []))
+        if over and not left and not out_of_reach(executor, record, listing):
+            executor.journal.forget(record)
+
+
+def adopt(executor: Executor, record: Record, jobs: dict[str, Any], listing: Listing) -> str | None:
     """Records the outputs as complete, once the job that makes them has succeeded; else says what is wrong."""
     outputs = ", ".join(str(path) for job in jobs.values() for path in job.output)
     if any(fingerprint(job) != record.members[key] for key, job in jobs.items()):
         return f"job {record.id} of a former driver made {outputs} with other settings: delete them"
-    error = wait_for_end(executor, work_of(next(iter(jobs.values()))), record)
+    if problem := out_of_reach(executor, record, listing):
+        return problem
+    error = wait_for_end(executor, record, listing, outputs)
     if error:
         return f"job {record.id} of a former driver left {outputs} but failed: delete them\n{error}"
     for job in jobs.values():
@@ -151,17 +241,21 @@ def adopt(executor: Executor, record: Record, jobs: dict[str, Any]) -> str | Non
     return None
 
 
-def wait_for_end(executor: Executor, work: Work, record: Record) -> str | None:
+def wait_for_end(executor: Executor, record: Record, listing: Listing, outputs: str) -> str | None:
     """The error with which the job ended, if it did."""
-    backend = executor.backend
     if record.id is None:
         return "it was never seen to start"
-    work.id, work.note, work.folder = record.id, record.note, Path(record.note["folder"])
-    states = executor.states_at_start
-    while True:
+    backend, work = executor.backend, work_from(record)
+
+    def look(states: dict[str, str] | None, grace: float, listing: Listing) -> Verdict | None:
+        state = (states or {}).get(work.id)
         alive = backend.alive if states is not None else lambda state: True
-        verdict = judge(work, (states or {}).get(work.id), alive, executor.grace, backend.why, Listing())
-        if verdict:
-            return verdict.error
+        return judge(work, state, alive, grace, backend.why, listing)
+
+    verdict = look(executor.states_at_start, 0, listing)  # a job that is gone has had its grace
+    if verdict is None:
+        executor.logger.info(f"Waiting for job {record.id} of a former driver, which still makes {outputs}")
+    while verdict is None:
         time.sleep(1)
-        states = backend.states()
+        verdict = look(backend.states(), executor.grace, Listing())
+    return verdict.error

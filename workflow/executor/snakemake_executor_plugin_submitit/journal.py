@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """A job that was submitted and whose end no driver has seen.
 
     Args:
         id: the cluster's; None if the driver died before it was known.
         members: outputs (hashed) -> fingerprint.
+        note: the back end, the folder, and what else finds the job again.
     """
 
     token: str
@@ -41,8 +42,12 @@ def digest(value: Any) -> str:
 
 def members_of(job: Any) -> dict[str, str]:
     """Outputs and fingerprint of a job, or of each job of a group."""
-    singles = job.jobs if job.is_group() else [job]
-    return {member_key(single): fingerprint(single) for single in singles}
+    return {member_key(single): fingerprint(single) for single in singles(job)}
+
+
+def singles(job: Any) -> list[Any]:
+    """The jobs of a group, or the one job."""
+    return list(job.jobs) if job.is_group() else [job]
 
 
 def member_key(job: Any) -> str:
@@ -50,9 +55,9 @@ def member_key(job: Any) -> str:
 
 
 def fingerprint(job: Any) -> str:
-    named = dict(job.params.items())
-    positional = [value for value in job.params if not any(value is other for other in named.values())]
-    return digest([sorted(map(str, job.input)), comparable(named), comparable(positional)])
+    """Of what makes a run stale for Snakemake: the inputs, and those parameters that it compares, in any order."""
+    params = sorted(json.dumps(comparable(value), sort_keys=True) for value in job.non_derived_params)
+    return digest([sorted(map(str, job.input)), params])
 
 
 def comparable(value: Any) -> Any:
@@ -63,6 +68,8 @@ def comparable(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {str(key): comparable(inner) for key, inner in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((comparable(inner) for inner in value), key=json.dumps)
     if isinstance(value, Iterable):
         return [comparable(inner) for inner in value]
     return type(value).__name__
@@ -108,7 +115,7 @@ class Journal:
 def read(path: Path) -> list[Record]:
     """The open records. A line that a dying driver left unfinished is passed over."""
     waiting: dict[str, list[dict[str, Any]]] = {}
-    records: list[Record] = []
+    records: dict[str, list[Record]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             event = json.loads(line)
@@ -120,10 +127,11 @@ def read(path: Path) -> list[Record]:
         elif "id" in event:
             for job in waiting.pop(token, []):
                 id = f"{event['id']}_{job['index']}" if event["array"] else event["id"]
-                records.append(Record(token, id, job["members"], {**job["note"], **event.get("note", {})}))
+                record = Record(token, id, job["members"], {**job["note"], **event.get("note", {})})
+                records.setdefault(id, []).append(record)
         elif event["end"] is None:
             waiting.pop(token, None)
         else:
-            records = [record for record in records if record.id != event["end"]]
+            records.pop(event["end"], None)
     lost = [Record(token, None, job["members"], job["note"]) for token, jobs in waiting.items() for job in jobs]
-    return records + lost
+    return [record for found in records.values() for record in found] + lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
@@ -33,8 +34,8 @@ class Local:
         self.cores = len(os.sched_getaffinity(0))
         self.mem_mb = psutil.virtual_memory().total // 2**20
         self.gpus = visible_gpus()
-        # Of a former driver; those that are attached to are among the running ones as well.
-        self.former = {r.id: r.note["started"] for r in journal.open if r.id and r.note["backend"] == self.name}
+        # When each process began, a former driver's too: after a reboot its number may be somebody else's.
+        self.started = {r.id: r.note["started"] for r in journal.open if r.id and is_here(r.note)}
         # Jobs are started both when they are submitted and, by another thread, when others have ended.
         self.lock = threading.Lock()
         self.waiting: list[Work] = []
@@ -84,14 +85,14 @@ class Local:
             visible_gpus=gpus,
             stderr_to_stdout=True,
         )
-        note = {"backend": self.name, "folder": str(work.folder), "ranks": request.ranks, "gpus": gpus}
-        self.journal.intend(token, [work.members], [note])
+        work.describe(self.name, host=socket.gethostname(), gpus=gpus)
+        self.journal.intend(token, [work.members], [work.note])
         with clean_env():
             job = executor.submit(work.task)
         work.id = job.job_id
         started = psutil.Process(int(work.id)).create_time()
         self.journal.submitted(token, work.id, array=False, started=started)
-        work.note = {**note, "started": started}
+        work.note["started"] = self.started[work.id] = started
         self.processes.append(job)
         self.running.append(work)
 
@@ -101,8 +102,9 @@ class Local:
 
     def states(self) -> dict[str, str] | None:
         self.start_what_fits()
-        former = {id: RUNNING for id, started in self.former.items() if lives(int(id), started)}
-        return former | {work.id: RUNNING for work in self.running if work.id}
+        with self.lock:
+            self.started = {id: started for id, started in self.started.items() if lives(int(id), started)}
+            return dict.fromkeys(self.started, RUNNING)
 
     def alive(self, state: str | None) -> bool:
         return state is not None
@@ -111,10 +113,12 @@ class Local:
         return "its process ended or was killed"
 
     def cancel(self, ids: Iterable[str]) -> None:
+        """Kills the processes, unless they have ended and their numbers are other processes' now."""
         from .job import end_family
 
         for id in ids:
-            end_family(int(id))
+            if id in self.started and lives(int(id), self.started[id]):
+                end_family(int(id))
 
     def cancel_everything(self, ids: Iterable[str]) -> None:
         """Cancels the jobs, and those that have not been started yet or were started a moment ago."""
@@ -126,12 +130,19 @@ class Local:
         """Processes that work in a folder of one of these submissions."""
         import psutil
 
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline"]):
+        found = {}
+        for process in psutil.process_iter(["pid", "cmdline", "create_time"]):
             words = process.info["cmdline"] or []
             if "submitit.local._local" in words and any(token in words[-1] for token in tokens):
-                found.append(str(process.info["pid"]))
-        return found
+                found[str(process.info["pid"])] = process.info["create_time"]
+        with self.lock:
+            self.started.update(found)
+        return list(found)
+
+
+def is_here(note: dict[str, Any]) -> bool:
+    """Whether the note is of a process of this machine."""
+    return note["backend"] == Local.name and note.get("host") == socket.gethostname()
 
 
 def visible_gpus() -> list[int]:

@@ -12,6 +12,45 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 DEFAULT_MINUTES = 60  # a job without `runtime`; submitit cannot leave the time limit to the partition
 
+# Options of sbatch that have a resource, of which the number of ranks or the notice before the time limit depends.
+RESOURCE_OF = {
+    "account": "slurm_account",
+    "constraint": "constraint",
+    "cpus-per-task": "threads",
+    "gpus": "gpu",
+    "gpus-per-node": "gpu",
+    "gpus-per-socket": "gpu",
+    "gpus-per-task": "gpu",
+    "gres": "gres",
+    "mem": "mem_mb",
+    "mem-per-cpu": "mem_mb_per_cpu",
+    "nodes": "nodes",
+    "ntasks": "tasks",
+    "ntasks-per-gpu": "tasks",
+    "ntasks-per-node": "tasks",
+    "partition": "slurm_partition",
+    "qos": "slurm_qos",
+    "time": "runtime",
+}
+# Without these of its own making the executor does not find its jobs again, or cannot continue them.
+RESERVED = (
+    "array",
+    "chdir",
+    "clusters",
+    "comment",
+    "error",
+    "job-name",
+    "no-requeue",
+    "output",
+    "parsable",
+    "quiet",
+    "requeue",
+    "signal",
+    "test-only",
+    "wait",
+    "wrap",
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -21,7 +60,7 @@ class Request:
         name: the rule or group.
         minutes: time limit; None if the workflow sets none.
         mem_mb, mem_mb_per_cpu: MiB, per node and per CPU.
-        gpu: GPUs per node.
+        gpu: GPUs per node, be they asked for by number or, in gres, by type.
         tasks: Slurm tasks, on all nodes together.
         ranks: how many of them run the job: all for a callable, one for a nested snakemake, whose commands may
             start their own (MPI).
@@ -65,7 +104,10 @@ def request_of(name: str, threads: int, resources: Mapping[str, Any], in_process
         value = resources.get(key)
         return str(value) if value not in (None, "") else None
 
-    nodes, gpu = number("nodes", 1), number("gpu", 0)
+    nodes, gpu, typed = number("nodes", 1), number("gpu", 0), gpus_in(text("gres"))
+    if gpu and typed:
+        raise WorkflowError(f"rule {name}: resources gpu={gpu} and gres={text('gres')} both ask for GPUs: set gpu to 0")
+    gpu = gpu or typed
     tasks = number("tasks") or nodes * (max(gpu, 1) if in_process else 1)
     if tasks % nodes:
         raise WorkflowError(f"rule {name}: resource tasks={tasks} must be a multiple of nodes={nodes}")
@@ -88,23 +130,44 @@ def request_of(name: str, threads: int, resources: Mapping[str, Any], in_process
     )
 
 
+def gpus_in(gres: str | None) -> int:
+    """GPUs per node in `gpu:a100:4,nvme:1`."""
+    entries = [entry.removeprefix("gres/").removeprefix("gres:").split(":") for entry in (gres or "").split(",")]
+    counts = [rest[-1] if rest else "1" for kind, *rest in entries if kind == "gpu"]
+    return sum(int(count) if count.isdigit() else 1 for count in counts)
+
+
 def extra_options(name: str, options: str) -> tuple[tuple[str, str | bool], ...]:
     """Reads `--nice=100 --exclude n1 --exclusive`.
 
     Raises:
-        WorkflowError: an option is not given by its long name.
+        WorkflowError: an option is not given by its long name, or is not free.
     """
     found: list[tuple[str, str | bool]] = []
     words = shlex.split(options)
     for i, word in enumerate(words):
         match = re.fullmatch(r"--([\w-]+)(?:=(.*))?", word, re.DOTALL)
         if match:
+            refuse_taken(name, match[1])
             found.append((match[1], True if match[2] is None else match[2]))
         elif i and found and found[-1][1] is True and words[i - 1] == f"--{found[-1][0]}":
             found[-1] = (found[-1][0], word)
         else:
             raise WorkflowError(f"rule {name}: slurm_extra takes long options such as --nice=100, not {word!r}")
     return tuple(found)
+
+
+def refuse_taken(name: str, option: str) -> None:
+    """Refuses an option of sbatch, or its abbreviation, that the executor sets itself.
+
+    Raises:
+        WorkflowError: it is one.
+    """
+    written = option.replace("_", "-")  # as submitit does
+    for taken in (*RESOURCE_OF, *RESERVED):
+        if taken.startswith(written):
+            instead = f"use the resource {RESOURCE_OF[taken]}" if taken in RESOURCE_OF else "the executor needs its own"
+            raise WorkflowError(f"rule {name}: slurm_extra must not set --{option}: {instead}")
 
 
 def signal_delay(minutes: int, wanted: int) -> int:
@@ -121,7 +184,7 @@ def slurm_parameters(request: Request, token: str, parallelism: int, wanted_dela
         "qos": request.qos,
         "constraint": request.constraint,
         "gres": request.gres,
-        "gpus_per_node": request.gpu or None,
+        "gpus_per_node": None if gpus_in(request.gres) else request.gpu or None,
         "setup": [setup] if setup else None,
     }
     # Slurm takes one of the two, and a profile's default may have set the other.

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +32,10 @@ ENDED = {
     "REVOKED",
     "TIMEOUT",
 }
-# Without these, submitit's clean_env would hide a cluster that is found by variables.
+# Without these, a cluster that is found by variables would be hidden along with the settings that must be.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SUBMITIT_PREEMPT_SIGNAL")
+# Each option of Slurm's commands has such a variable: SQUEUE_PARTITION would make jobs elsewhere look gone.
+OPTION_VARIABLES = ("SLURM_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
 IDS_PER_SCANCEL = 500
 
 
@@ -49,7 +51,7 @@ class Slurm:
         self.journal = journal
         self.say = say
         # Submissions change os.environ for a moment, while another thread asks for the state of jobs.
-        self.environment = dict(os.environ)
+        self.environment = without_options(os.environ)
         self.largest = settings.max_array_size or self.max_array_size()
         self.unconfirmed: set[str] = set()
 
@@ -96,6 +98,8 @@ class Slurm:
     def submit_once(self, works: list[Work]) -> None:
         from submitit import SlurmExecutor
 
+        if self.unconfirmed:
+            self.undo("an earlier sbatch failed")
         token, settings = new_token(), self.settings
         folder = settings.folder.absolute() / works[0].request.name / token
         executor = SlurmExecutor(folder, max_num_timeout=settings.max_timeouts, python=patient_python())
@@ -106,38 +110,55 @@ class Slurm:
         )
         for work in works:
             work.folder = folder
-            work.note = {"backend": self.name, "folder": str(folder), "ranks": work.request.ranks}
+            work.describe(self.name)
         self.unconfirmed.add(token)
         self.journal.intend(token, [work.members for work in works], [work.note for work in works])
-        ids = self.sbatch(executor, works, token)
+        ids = self.sbatch(executor, works)
         self.journal.submitted(token, ids[0].split("_")[0], array=len(works) > 1)
         for work, id in zip(works, ids, strict=True):
             work.id = id
         self.unconfirmed.discard(token)
 
-    def sbatch(self, executor: Any, works: list[Work], token: str) -> list[str]:
+    def sbatch(self, executor: Any, works: list[Work]) -> list[str]:
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         try:
             with clean_environment(), executor.batch():
                 jobs = [executor.submit(work.task) for work in works]
         except (FailedJobError, FailedSubmissionError, OSError) as error:
-            # "Socket timed out" and a full disk come after Slurm took the jobs; a second try must not double them.
-            self.cancel(self.by_token({token}))
-            self.unconfirmed.discard(token)
-            self.journal.ended(None, token)
+            words = str(error).strip().replace("\n", " ")
+            self.undo(words)
             shutil.rmtree(executor.folder, ignore_errors=True)
-            raise Refused(str(error).strip().replace("\n", " ")) from error
+            raise Refused(words) from error
         return [job.job_id for job in jobs]
+
+    def undo(self, words: str) -> None:
+        """Cancels what Slurm took although sbatch failed, as for "socket timed out", lest a second try doubles it.
+
+        Raises:
+            Refused: squeue does not answer, and nothing is submitted until it does.
+        """
+        ids = self.by_token(self.unconfirmed)
+        if ids is None:
+            raise Refused(f"{words}; squeue does not tell whether Slurm took the jobs")
+        self.cancel(ids)
+        for token in self.unconfirmed:
+            self.journal.ended(None, token)
+        self.unconfirmed.clear()
 
     def states(self) -> dict[str, str] | None:
         """Id -> state of all jobs of this user that Slurm knows, by one squeue; None if it does not answer."""
+        lines = self.squeue("-r", "-t", "all", "-o", "%i|%T")
+        return None if lines is None else dict(line.split("|", 1) for line in lines)
+
+    def squeue(self, *options: str) -> list[str] | None:
+        """Its lines on this user's jobs, those in hidden partitions included; None if it does not answer."""
         try:
-            text = self.ask("squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T")
+            text = self.ask("squeue", "--all", "-h", "-u", str(os.getuid()), *options)
         except (subprocess.SubprocessError, OSError) as error:
             self.say(f"squeue does not answer; waiting ({str(getattr(error, 'stderr', '') or error).strip()})")
             return None
-        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+        return [line for line in text.splitlines() if "|" in line]
 
     def alive(self, state: str | None) -> bool:
         return state is not None and state not in ENDED
@@ -170,16 +191,16 @@ class Slurm:
 
     def cancel_everything(self, ids: Iterable[str]) -> None:
         """Cancels the jobs, those included of which sbatch had not yet told the id."""
-        self.cancel(set(ids) | set(self.by_token(self.unconfirmed)))
+        self.cancel(set(ids) | set(self.by_token(set(self.unconfirmed)) or []))
 
-    def by_token(self, tokens: set[str]) -> list[str]:
+    def by_token(self, tokens: set[str]) -> list[str] | None:
+        """Ids of the submissions that Slurm still has; None if it does not answer."""
         if not tokens:
             return []
-        try:
-            text = self.ask("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%k")
-        except (subprocess.SubprocessError, OSError):
-            return []
-        return [line.split("|")[0] for line in text.splitlines() if line.partition("|")[2] in tokens]
+        lines = self.squeue("-o", "%F|%k")
+        if lines is None:
+            return None
+        return sorted({line.split("|")[0] for line in lines if line.partition("|")[2] in tokens})
 
 
 def hint(code: int, signal: str) -> str:
@@ -191,6 +212,11 @@ def patient_python() -> str:
     from submitit.core.job_environment import JobEnvironment
 
     return f"""bash -c 'trap "" {JobEnvironment.USR_SIG}; exec "$0" "$@"' {shlex.quote(sys.executable)}"""
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a user's shell, or the driver's own job, says to Slurm's commands."""
+    return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(OPTION_VARIABLES)}
 
 
 @contextmanager
