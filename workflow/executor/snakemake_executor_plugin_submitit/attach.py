@@ -11,7 +11,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from .arrays import Work, work_of
 from .driver import lives
 from .journal import Record, fingerprint, member_key
-from .status import Listing, judge, result_of
+from .status import Listing, judge, result_of, stays_over
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -161,7 +161,7 @@ def wait_for_end(executor: Executor, work: Work, record: Record) -> str | None:
     while True:
         alive = backend.alive if states is not None else lambda state: True
         verdict = judge(work, (states or {}).get(work.id), alive, executor.grace, backend.why, Listing())
-        if verdict:
+        if verdict and stays_over(work, (states or {}).get(work.id), backend.cancel):
             return verdict.error
         time.sleep(1)
         states = backend.states()

@@ -20,7 +20,7 @@ from .journal import Journal
 from .local import Local
 from .resources import DEFAULT_MINUTES, signal_delay
 from .slurm import Refused, Slurm
-from .status import QUEUED, Listing, judge
+from .status import Listing, judge, stays_over
 
 LOCAL_POLL_SECONDS = 1
 LOCAL_GRACE_SECONDS = 2
@@ -163,10 +163,7 @@ class Executor(RemoteExecutor):
         state = states.get(work.id) if states is not None else None
         alive = self.backend.alive if states is not None else lambda state: True
         verdict = judge(work, state, alive, self.grace, self.backend.why, listing)
-        if verdict is None:
-            return False
-        # Its node failed after the end, and Slurm would have it work again on outputs that are in use by then.
-        if state in QUEUED and work.id not in self.backend.cancel([work.id]):
+        if verdict is None or not stays_over(work, state, self.backend.cancel):
             return False
         self.closing[info.job] = work.id
         del self.works[info.job]

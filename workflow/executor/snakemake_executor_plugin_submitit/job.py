@@ -57,6 +57,7 @@ class Call:
             self.run(interruption)
         missing = [path for path in self.output if environment.global_rank == 0 and not Path(path).exists()]
         if missing:
+            interruption.leave_if_ended()
             raise FileNotFoundError(f"{self.call} ended without making {', '.join(missing)}")
 
     def run(self, interruption: Interruption) -> None:

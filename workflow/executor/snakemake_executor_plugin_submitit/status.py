@@ -105,6 +105,15 @@ def judge(
     return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
 
 
+def stays_over(work: Work, state: str | None, cancel: Callable[[list[str]], set[str]]) -> bool:
+    """Whether a job that has ended will not start again.
+
+    Slurm queues one anew whose node failed after its end; it would work on outputs that are in use by then. Such a job
+    is cancelled first, and is over once that was possible.
+    """
+    return state not in QUEUED or work.id in cancel([work.id])
+
+
 def refresh(folder: Path) -> None:
     """Makes a network file system look at the folder again."""
     try:
