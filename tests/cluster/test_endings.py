@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "workflow" / "executor"))
 
-from snakemake_executor_plugin_submitit import status
+from snakemake_executor_plugin_submitit import job, status
 from snakemake_executor_plugin_submitit.arrays import Work
 from snakemake_executor_plugin_submitit.executor import Executor
 from snakemake_executor_plugin_submitit.interruption import Interruption
@@ -115,18 +115,19 @@ def interruption(tmp_path: Path) -> Iterator[Interruption]:
 
 
 class Broken:
-    """Fails as a library does whose helper process is gone."""
+    """Fails in the ways of a program whose helper process is gone."""
 
     def __init__(self, params: dict, **rest: object) -> None:
-        self.error = {"raises": RuntimeError("DataLoader worker exited unexpectedly"), "exits": SystemExit(3)}[
-            params["how"]
-        ]
+        self.how = params["how"]
 
     def __call__(self) -> None:
-        raise self.error
+        if self.how == "raises":
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        if self.how == "exits":
+            sys.exit(3)
 
 
-@pytest.mark.parametrize("how", ["raises", "exits"])
+@pytest.mark.parametrize("how", ["raises", "exits", "forgets its output"])
 @pytest.mark.parametrize(
     ("state", "terminated", "code", "requeued"),
     [
@@ -138,13 +139,23 @@ class Broken:
     ],
 )
 def test_what_fails_because_the_job_is_ended_is_no_result(
-    interruption: Interruption, command: Path, how: str, state: str, terminated: bool, code: int | None, requeued: list
+    interruption: Interruption,
+    command: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    state: str,
+    terminated: bool,
+    code: int | None,
+    requeued: list,
 ) -> None:
     write_command(command / "scontrol", f"echo JobId=5 JobState={state} Reason=None")
     interruption.terminated = terminated
-    call = Call(f"{__name__}:Broken", [], [], {"how": how}, [], 1, {}, 120)
-    with pytest.raises(RuntimeError if code is None else SystemExit) as failure:
-        call.run(interruption)
+    environment = SimpleNamespace(num_tasks=1, global_rank=0, paths=interruption.handler._job_paths)
+    monkeypatch.setattr(job, "Interruption", lambda notice: interruption)
+    monkeypatch.setattr(job, "JobEnvironment", lambda: environment)
+    call = Call(f"{__name__}:Broken", [], ["missing"], {"how": how}, [], 1, {}, 120)
+    with pytest.raises((RuntimeError, FileNotFoundError) if code is None else SystemExit) as failure:
+        call()
     assert code is None or failure.value.code == code
     assert interruption.handler.env.requeued == requeued
 

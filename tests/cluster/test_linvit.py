@@ -178,7 +178,18 @@ def test_the_demo_as_users_start_it(tmp_path: Path, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("grid", ["mini", "paper"])
 def test_the_other_grids_are_planned_by_the_same_command(cluster: Cluster, grid: str) -> None:
-    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", f"grid={grid}", "--dry-run", "--quiet", "rules"]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--profile",
+        "slurm",
+        "--config",
+        f"grid={grid}",
+        "--dry-run",
+        "--quiet",
+        "rules",
+    ]
     result = subprocess.run(
         command,
         cwd=ROOT,
