@@ -86,7 +86,7 @@ def judge(
             and a failed node's job may yet be requeued.
     """
     result = result_of(work, listing)
-    if result is not None and (result.error is None or ranks_of(work) == 1):
+    if result is not None and not (result.error and ranks_of(work) > 1):
         return result
     if alive(state):
         work.gone = None
@@ -100,9 +100,9 @@ def judge(
     result = result_of(work, Listing())
     if result is None:
         return Verdict(f"the job ended without a result: {why(work, state)}{tail(work.log())}")
-    if result.error is None or ranks_of(work) == 1:
-        return result
-    return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
+    if result.error and ranks_of(work) > 1:
+        return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
+    return result
 
 
 def stays_over(work: Work, state: str | None, cancel: Callable[[list[str]], set[str]]) -> bool:
