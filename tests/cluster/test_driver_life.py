@@ -55,6 +55,22 @@ def test_ctrl_c_cancels_everything_within_seconds(flow: Workflow) -> None:
     assert "Cancelled 13 jobs." in flow.said()
 
 
+def test_ctrl_c_while_the_controller_is_away_forgets_no_job(flow: Workflow) -> None:
+    write(flow, {"job": 1})
+    driver = flow.start()
+    flow.wait_for(lambda: len(starts(flow)) == 1, what="the job to run")
+    flow.cluster.end("slurmctld")
+    os.killpg(driver.pid, signal.SIGINT)
+    flow.finish(driver, 120)
+    assert "1 jobs could not be cancelled" in flow.said()
+    flow.cluster.daemon("slurmctld")
+    driver = flow.start()
+    flow.wait_for(lambda: flow.said().count("Attached to job") == 1, what="the second driver to find the job")
+    release(flow, "job")
+    assert flow.finish(driver) == 0, flow.said()
+    assert starts(flow) == {"job": 1}
+
+
 def test_a_killed_driver_is_succeeded_by_the_same_command(flow: Workflow) -> None:
     write(flow, {"short": 1, "long": 1, "longer": 1}, '"nested.txt"')
     flow.start()

@@ -9,7 +9,7 @@ from toy_workflow import Workflow
 pytestmark = pytest.mark.slow
 
 LIVES = """
-    COUNTED = ["preempted", "requeued", "broken", "signalled", "suspended", "limited"]
+    COUNTED = ["preempted", "requeued", "broken", "signalled", "suspended", "limited", "helped"]
 
     rule all:
         input: expand("{name}.json", name=COUNTED), "nested.txt", "cancelled.json", "exited.json"
@@ -37,10 +37,16 @@ LIVES = """
         resources: runtime=30
         shell: "false"
 
+    rule helped:
+        output: "helped.json"
+        params: call="toy:Helped", steps=10, until="go", every=5
+        resources: runtime=30
+        shell: "false"
+
     rule cancelled:
         output: "cancelled.json"
         retries: 0
-        params: call="toy:Counter", steps=10, until="never"
+        params: call="toy:Helped", steps=10, until="never"
         resources: runtime=30
         shell: "false"
 
@@ -78,7 +84,7 @@ def live(flow: Workflow) -> None:
     """Lets everything happen."""
     flow.write(LIVES)
     driver = flow.start(submitit_signal_delay_seconds="5")
-    names = ("preempted", "requeued", "broken", "signalled", "suspended", "cancelled", "limited")
+    names = ("preempted", "requeued", "broken", "signalled", "suspended", "cancelled", "limited", "helped")
     flow.wait_for(lambda: all(flow.steps(name) >= 7 for name in names), what="all jobs to be under way")
     flow.wait_for(lambda: flow.starts("nested") == 1, what="the nested job")
     run, ids = flow.cluster.run, job_ids(flow)
@@ -86,19 +92,20 @@ def live(flow: Workflow) -> None:
     run("scancel", "--signal=USR2", ids["nested"])
     run("scancel", "--signal=USR2", ids["signalled"])
     run("scontrol", "requeue", ids["requeued"])
+    run("scontrol", "requeue", ids["helped"])
     run("scancel", ids["cancelled"])
     run("sbatch", "-p", "high", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3")
     run("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test")
     time.sleep(6)  # longer suspended than the grace that vanished jobs have
     flow.cluster.query("scontrol", "update", "NodeName=n3", "State=RESUME")  # refused where it is back already
     run("scontrol", "resume", ids["suspended"])
-    resumed = ("preempted", "requeued", "broken", "signalled", "limited", "nested")
+    resumed = ("preempted", "requeued", "broken", "signalled", "limited", "nested", "helped")
     flow.wait_for(lambda: all(flow.starts(name) >= 2 for name in resumed), what="all jobs to be resumed")
     flow.path("go").touch()
     flow.code = flow.finish(driver)
 
 
-@pytest.mark.parametrize("name", ["preempted", "requeued", "broken", "signalled", "limited"])
+@pytest.mark.parametrize("name", ["preempted", "requeued", "broken", "signalled", "limited", "helped"])
 def test_jobs_resume_from_their_last_checkpoint(lived: Workflow, name: str) -> None:
     state = lived.state(name)
     assert len(state["resumed"]) >= 1
@@ -109,6 +116,14 @@ def test_jobs_that_were_asked_to_stop_lost_no_step(lived: Workflow) -> None:
     for name in ("preempted", "requeued"):
         steps = re.findall(r"^step (\d+)$", lived.path(f"{name}.log").read_text(), re.MULTILINE)
         assert [int(step) for step in steps] == list(range(1, len(steps) + 1))
+
+
+def test_a_job_whose_helpers_slurm_ended_is_requeued_once_and_not_failed(lived: Workflow) -> None:
+    assert len(set(lived.path("helped.starts").read_text().split())) == 1
+    assert lived.starts("helped") == 2
+    said = next(lived.path(".snakemake/submitit/helped").glob("*/*_log.out")).read_text()
+    assert "RuntimeError: the helper exited unexpectedly" in said
+    assert "Submitted job triggered an exception" not in said
 
 
 def test_a_suspended_job_is_left_alone(lived: Workflow) -> None:

@@ -65,18 +65,17 @@ def test_a_signal_makes_a_job_checkpoint_and_go_on(local_flow: Workflow) -> None
 
 def test_ctrl_c_ends_all_and_a_killed_driver_is_succeeded(local_flow: Workflow) -> None:
     local_flow.write(COUNT % (1, 60, 1))
-    driver = local_flow.start(submitit_backend="local")
-    local_flow.wait_for(lambda: local_flow.path("0.started").exists(), what="the first step")
+    driver = local_flow.start(submitit_backend="local", directory="elsewhere")
+    local_flow.wait_for(lambda: local_flow.path("elsewhere/0.started").exists(), what="the first step")
     id = local_flow.id_of("count")
     driver.kill()
     driver.wait()
     assert psutil.pid_exists(int(id))
-    said = local_flow.run(submitit_backend="local")
+    said = local_flow.run(submitit_backend="local", directory="elsewhere")
     assert f"Attached to job {id}" in said
-    assert json.loads(local_flow.path("0.json").read_text())["resumed"] == []
+    assert json.loads(local_flow.path("elsewhere/0.json").read_text())["resumed"] == []
 
     local_flow.write(COUNT % (2, 1000, 1))
-    local_flow.path("0.json").unlink()
     driver = local_flow.start(submitit_backend="local")
     local_flow.wait_for(lambda: "Submitted" in local_flow.said(), what="a submission")
     driver.send_signal(signal.SIGINT)

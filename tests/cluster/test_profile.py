@@ -33,4 +33,5 @@ def test_the_profile_runs_a_workflow_with_the_resources_it_says(flow: Workflow) 
         assert f"#SBATCH {option}\n" in script
     script = next(flow.path(".snakemake/submitit/dataset").glob("*/*_submission.sh")).read_text()
     assert "#SBATCH --mem=4000M\n" in script
+    assert "#SBATCH --signal=USR2@1\n" in script  # it could not use more notice
     assert "gpus" not in script

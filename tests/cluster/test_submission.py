@@ -29,12 +29,13 @@ def test_ready_jobs_of_a_rule_go_out_as_arrays_no_larger_than_slurm_allows(flow:
 
 def test_nested_jobs_groups_and_ranks(flow: Workflow) -> None:
     flow.write("""
+        envvars: "PASSED_ON"
         rule all:
             input: "nested.txt", "b.txt", "ranks/done"
         rule nested:
             output: "nested.txt"
             resources: runtime=10, slurm_extra="--nice=7 --exclusive=user", constraint="", slurm_partition="main"
-            shell: "echo $SLURM_JOB_PARTITION > {output}"
+            shell: "echo $SLURM_JOB_PARTITION $PASSED_ON > {output}"
         rule first:
             output: "a.txt"
             group: "pair"
@@ -50,8 +51,12 @@ def test_nested_jobs_groups_and_ranks(flow: Workflow) -> None:
             resources: nodes=2, gpu=2, slurm_partition="wide", runtime=10
             shell: "false"
     """)
+    flow.environment["PASSED_ON"] = "hush"
     said = flow.run()
-    assert flow.path("nested.txt").read_text() == "main\n"
+    assert flow.path("nested.txt").read_text() == "main hush\n"
+    pickles = list(flow.path(".snakemake/submitit").glob("*/*/*_submitted.pkl"))
+    assert len(pickles) == 3
+    assert not any(b"hush" in path.read_bytes() for path in pickles)
     assert said.count("Submitted 1 x pair") == 1
     assert flow.path("b.txt").read_text().startswith("a\n")
     script = next(flow.path(".snakemake/submitit/nested").glob("*/*_submission.sh")).read_text()
@@ -71,7 +76,7 @@ def test_nested_jobs_groups_and_ranks(flow: Workflow) -> None:
 def test_failures_say_why_and_where(flow: Workflow) -> None:
     flow.write("""
         rule all:
-            input: "raised", "forgotten", "nested", "refused", "malformed", "grouped"
+            input: "raised", "forgotten", "nested", "refused", "malformed", "grouped", "peers"
         rule raised:
             output: "raised"
             log: "logs/raised.log"
@@ -88,6 +93,11 @@ def test_failures_say_why_and_where(flow: Workflow) -> None:
             output: "refused"
             resources: slurm_partition="nowhere"
             shell: "false"
+        rule peers:
+            output: "peers"
+            params: call="toy:Peers"
+            resources: tasks=2
+            shell: "false"
         rule malformed:
             output: "malformed"
             params: call="toy:Failing", message=1j
@@ -100,6 +110,7 @@ def test_failures_say_why_and_where(flow: Workflow) -> None:
     said = flow.run(code=1)
     assert "ValueError: worn out" in said
     assert "FileNotFoundError: toy:Idle ended without making forgotten" in said
+    assert re.search(r"FAILED: .*; one of 2 ranks said: ConnectionError: connection closed by peer", said)
     assert "last words" in said
     assert "words of a group" in said
     assert "invalid partition specified: nowhere" in said
@@ -117,10 +128,13 @@ def test_a_second_driver_in_the_folder_is_refused(flow: Workflow) -> None:
         rule all:
             input: "count.json"
         rule count:
-            output: "count.json"
+            output: "{name}.json"
             params: call="toy:Counter", steps=1000
             shell: "false"
     """)
     flow.start()
     flow.wait_for(lambda: "Submitted 1 x count" in flow.said(), what="the first driver")
     assert "Directory cannot be locked" in flow.run(code=1)
+    said = flow.run("other.json", code=1)  # Snakemake's lock is one for each output
+    assert f"another driver works in this folder: process {flow.drivers[0].pid} on" in said
+    assert "Traceback" not in said

@@ -8,15 +8,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "workflow" / "executor"))
 
 from snakemake_executor_plugin_submitit import driver, status
 from snakemake_executor_plugin_submitit.arrays import Work, batches, plain
+from snakemake_executor_plugin_submitit.executor import Executor
 from snakemake_executor_plugin_submitit.journal import Journal, comparable
 from snakemake_executor_plugin_submitit.local import visible_gpus
 from snakemake_executor_plugin_submitit.resources import Request, request_of, signal_delay, slurm_parameters
+from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import ENDED
 from snakemake_interface_common.exceptions import WorkflowError
 
@@ -118,10 +121,40 @@ def test_verdicts(tmp_path: Path) -> None:
     assert "ended without a result: None" in verdict(work, None).error
     work.result(0).write_bytes(pickle.dumps(("success", None)))
     assert verdict(work, "RUNNING") is None
-    work.result(1).write_bytes(pickle.dumps(("error", "Traceback\nValueError: no")))
-    assert verdict(work, "RUNNING").error.startswith("ValueError: no")
     work.result(1).write_bytes(pickle.dumps(("success", None)))
-    assert verdict(work, None).error is None
+    assert verdict(work, "RUNNING").error is None
+
+
+def test_an_error_of_one_of_several_ranks_waits_for_the_end_and_its_cause(tmp_path: Path) -> None:
+    work = Work(None, Request("r"), id="5", folder=tmp_path, note={"ranks": 2})
+    work.result(1).write_bytes(pickle.dumps(("error", "Traceback\nConnectionError: peer")))
+    for state in ("RUNNING", "PENDING", "COMPLETING"):
+        assert verdict(work, state) is None
+    assert verdict(work, "NODE_FAIL", grace=60) is None  # it may yet be requeued
+    assert verdict(work, "OUT_OF_MEMORY").error.startswith("OUT_OF_MEMORY; one of 2 ranks said: ConnectionError: peer")
+    alone = Work(None, Request("r"), id="5", folder=tmp_path, note={"ranks": 1})
+    alone.result(0).write_bytes(pickle.dumps(("error", "ValueError: no")))
+    assert verdict(alone, "RUNNING").error.startswith("ValueError: no")
+
+
+def test_a_result_runs_no_code(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    work = Work(None, Request("r"), id="5", folder=tmp_path, note={"ranks": 1})
+    work.result().write_bytes(pickle.dumps(("success", Harmful())))
+    assert verdict(work, "RUNNING") is None
+    assert not (tmp_path / "harm").exists()
+
+
+def test_the_folder_is_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a" / "b"
+    Executor.make_folder(SimpleNamespace(settings=ExecutorSettings(folder=folder)))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkflowError, match="file must be a folder of your own"):
+        Executor.make_folder(SimpleNamespace(settings=ExecutorSettings(folder=tmp_path / "file")))
 
 
 @pytest.mark.parametrize(
@@ -142,18 +175,58 @@ def test_only_the_lock_of_a_driver_that_is_known_to_be_dead_is_removed(
     assert lock.exists() != removed
 
 
+@pytest.mark.parametrize(
+    ("option", "host"), [("--directory={}", "here"), ("-d {}", "here"), ("--unlock -d {}", "elsewhere")]
+)
+def test_the_dead_driver_is_looked_for_where_snakemake_will_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, host: str
+) -> None:
+    folder = tmp_path / ".snakemake/submitit"
+    folder.mkdir(parents=True)
+    driver.note_driver(folder, [])
+    note = json.loads((folder / "driver.json").read_text())
+    (folder / "driver.json").write_text(json.dumps({**note, "started": 0} | ({} if host == "here" else {"host": host})))
+    monkeypatch.setattr(sys, "argv", ["snakemake", "--jobs", "1", *option.format(tmp_path).split(), "all"])
+    ExecutorSettings()
+    assert not (folder / "driver.json").exists()
+
+
+def test_one_driver_a_folder(tmp_path: Path) -> None:
+    locks = [tmp_path / "0.lock", tmp_path / "1.lock"]
+    for lock in locks:
+        lock.touch()
+    driver.note_driver(tmp_path, locks[:1])
+    driver.note_driver(tmp_path, locks[:1])  # its own note is no obstacle
+    note = json.loads((tmp_path / "driver.json").read_text())
+
+    def name(**other: object) -> None:
+        (tmp_path / "driver.json").write_text(json.dumps({**note, **other}))
+
+    parent = {"pid": os.getppid(), "started": psutil.Process(os.getppid()).create_time()}
+    name(**parent)
+    with pytest.raises(WorkflowError, match=rf"works in this folder: process {os.getppid()} on .*, started 2"):
+        driver.note_driver(tmp_path, locks[1:])
+    driver.forget_driver(tmp_path)  # not ours to forget
+    assert (tmp_path / "driver.json").exists()
+    name(**parent, host="elsewhere")
+    with pytest.raises(WorkflowError, match=r"on elsewhere, started .* repeat this command with --unlock"):
+        driver.note_driver(tmp_path, locks[1:])
+    driver.forget_dead_driver(tmp_path)
+    assert locks[0].exists()
+    driver.forget_dead_driver(tmp_path, unlock=True)
+    driver.note_driver(tmp_path, locks[1:])
+    name(**parent)
+    driver.forget_dead_driver(tmp_path, unlock=True)  # nobody can vouch for the death of one that lives
+    assert (tmp_path / "driver.json").exists()
+    name(pid=os.getppid(), started=0)
+    driver.note_driver(tmp_path, locks[1:])
+    driver.forget_driver(tmp_path)
+    assert not (tmp_path / "driver.json").exists()
+
+
 def test_visible_gpus_are_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert visible_gpus() == [3, 5]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8f6b")
     with pytest.raises(WorkflowError, match="takes indices such as 0,1"):
         visible_gpus()
-
-
-def test_a_failing_squeue_is_no_verdict(tmp_path: Path) -> None:
-    from snakemake_executor_plugin_submitit.executor import Executor
-
-    work = Work("job", Request("r"), id="5", folder=tmp_path, note={"ranks": 1})
-    backend = SimpleNamespace(alive=lambda state: False, why=lambda work, state: "gone")
-    executor = SimpleNamespace(works={"job": work}, backend=backend, grace=0)
-    assert not Executor.ended(executor, SimpleNamespace(job="job"), None, status.Listing())

@@ -320,7 +320,7 @@ def test_after_a_failed_sbatch_nothing_is_submitted_until_squeue_answers(
     task = Call("m:C", [], ["out"], {}, [], 1, {}, notice=60)
     work = arrays.Work(Job([], ["out"]), request_of("rule", 1, {}, True), task=task, members={"a": "1"})
     for _ in range(2):
-        with pytest.raises(Refused, match="squeue does not tell whether Slurm took the jobs"):
+        with pytest.raises(Refused, match="Slurm does not answer whether it took the jobs"):
             backend.submit_once([work])
     assert len((tmp_path / "tokens").read_text().split()) == 1
     assert [record.id for record in Journal(tmp_path / "journal.jsonl").open] == [None]

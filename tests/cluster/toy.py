@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -78,6 +80,19 @@ class Deaf(Counter):
     stop = None
 
 
+class Helped(Counter):
+    """Has a helper, and fails the moment that is gone, as PyTorch's data loader does."""
+
+    def __call__(self) -> None:
+        self.helper = subprocess.Popen(["sleep", "600"])
+        signal.signal(signal.SIGCHLD, self.look_after)
+        super().__call__()
+
+    def look_after(self, signum: int, frame: object) -> None:
+        if self.helper.poll() is not None:
+            raise RuntimeError("the helper exited unexpectedly")
+
+
 class Ranks:
     """Every rank writes what it was told about itself."""
 
@@ -90,6 +105,19 @@ class Ranks:
         (self.output.parent / f"rank{told['RANK']}.json").write_text(json.dumps(told))
         if told["RANK"] == "0":
             self.output.write_text("done")
+
+
+class Peers:
+    """Rank 1 is killed, which rank 0 notices first."""
+
+    def __init__(self, **rest: object) -> None:
+        pass
+
+    def __call__(self) -> None:
+        if os.environ["RANK"] == "0":
+            raise ConnectionError("connection closed by peer")
+        time.sleep(3)
+        os._exit(137)
 
 
 class Failing:

@@ -13,7 +13,7 @@ from .driver import lives
 from .journal import Record, fingerprint, member_key, singles
 from .local import Local, is_here
 from .resources import Request
-from .status import Listing, Verdict, judge, result_of
+from .status import Listing, Verdict, judge, result_of, stays_over
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -250,7 +250,8 @@ def wait_for_end(executor: Executor, record: Record, listing: Listing, outputs: 
     def look(states: dict[str, str] | None, grace: float, listing: Listing) -> Verdict | None:
         state = (states or {}).get(work.id)
         alive = backend.alive if states is not None else lambda state: True
-        return judge(work, state, alive, grace, backend.why, listing)
+        verdict = judge(work, state, alive, grace, backend.why, listing)
+        return verdict if verdict and stays_over(work, state, backend.cancel) else None
 
     verdict = look(executor.states_at_start, 0, listing)  # a job that is gone has had its grace
     if verdict is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from .journal import Journal
 from .local import Local
 from .resources import DEFAULT_MINUTES, signal_delay
 from .slurm import Refused, Slurm
-from .status import Listing, judge
+from .status import Listing, judge, stays_over
 
 LOCAL_POLL_SECONDS = 1
 LOCAL_GRACE_SECONDS = 2
@@ -30,7 +31,7 @@ class Executor(RemoteExecutor):
 
     def __post_init__(self) -> None:
         self.settings = self.executor_settings
-        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        self.make_folder()
         locks = getattr(self.workflow.persistence, "_lockfile", {}).values()
         driver.note_driver(self.settings.folder, locks)
         self.journal = Journal(self.settings.folder / "journal.jsonl")
@@ -40,6 +41,19 @@ class Executor(RemoteExecutor):
         self.nested_cores: int | None = None
         self.states_at_start: dict[str, str] | None = None
         attach.settle(self)
+
+    def make_folder(self) -> None:
+        """Jobs run what lies in it, so it is for nobody else.
+
+        Raises:
+            WorkflowError: it is not this user's own.
+        """
+        folder = self.settings.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise WorkflowError(f"--submitit-folder {folder} must be a folder of your own: {error.strerror}") from error
 
     def choose_backend(self) -> Slurm | Local:
         name = self.settings.backend or ("slurm" if shutil.which("sbatch") else "local")
@@ -92,9 +106,11 @@ class Executor(RemoteExecutor):
     def prepare(self, work: Work) -> bool:
         """Gives the work its task, and does for a callable what a nested snakemake would do: folders, old outputs."""
         job, minutes = work.job, work.request.minutes or DEFAULT_MINUTES
-        notice = signal_delay(minutes, self.settings.signal_delay_seconds)
+        in_process = arrays.runs_in_process(job)
+        # A nested job cannot use the notice for a checkpoint: it would only lose the time.
+        notice = signal_delay(minutes, self.settings.signal_delay_seconds if in_process else 1)
         try:
-            if arrays.runs_in_process(job):
+            if in_process:
                 work.task = arrays.call_of(job, notice)
                 self.workflow.async_run(job.prepare())
             else:
@@ -108,6 +124,7 @@ class Executor(RemoteExecutor):
         from .job import Nested
 
         self.nested_cores = job.threads
+        os.environ.update(self.envvars())  # to be inherited; those of storage providers may come from options
         return Nested(command=self.format_job_exec(job), notice=notice)
 
     @property
@@ -146,7 +163,7 @@ class Executor(RemoteExecutor):
         state = states.get(work.id) if states is not None else None
         alive = self.backend.alive if states is not None else lambda state: True
         verdict = judge(work, state, alive, self.grace, self.backend.why, listing)
-        if verdict is None:
+        if verdict is None or not stays_over(work, state, self.backend.cancel):
             return False
         self.closing[info.job] = work.id
         del self.works[info.job]
@@ -176,10 +193,13 @@ class Executor(RemoteExecutor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Cancels everything that runs: more than `active_jobs`, which is empty while their state is asked for."""
         works = list(self.works.values())
-        self.backend.cancel_everything([work.id for work in works if work.id])
-        for work in works:
-            self.journal.ended(work.id)
-        self.logger.info(f"Cancelled {len(works)} jobs.")
+        ids = {work.id for work in works if work.id}
+        left = ids - self.backend.cancel_everything(ids)
+        for id in ids - left:
+            self.journal.ended(id)
+        self.logger.info(f"Cancelled {len(works) - len(left)} jobs.")
+        if left:
+            self.logger.warning(f"{len(left)} jobs could not be cancelled: the next start takes care of them.")
 
     def shutdown(self) -> None:
         super().shutdown()

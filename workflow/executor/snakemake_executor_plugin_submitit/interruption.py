@@ -56,6 +56,15 @@ class Interruption:
         get_logger().warning(f"{signal.Signals(signum).name}: asked to stop at the next step")
         stop()
 
+    def leave_if_ended(self) -> None:
+        """Leaves the job, without a result, if the scheduler is ending it; returns if what failed is its own fault.
+
+        Slurm sends TERM to every process of a job. A data loader's worker dies of it, and the library raises in this
+        process, perhaps before it has got the signal itself.
+        """
+        if self.terminated or not self.still_wanted():
+            self.requeue()
+
     def requeue(self) -> None:
         """Leaves the job so that it starts again, unless it was cancelled. Does not return.
 
@@ -64,6 +73,7 @@ class Interruption:
         """
         # Requeueing makes Slurm end this process with TERM, which must not start all this again.
         self.listen(signal.SIG_IGN)
+        quiet_children()
         self.leaving = True
         environment = self.handler.env
         if not self.still_wanted():
@@ -102,6 +112,11 @@ class Interruption:
                 get_logger().warning(f"{error}; next attempt in {pause} s")
                 time.sleep(pause)
         return self.requeue_once(countdown)
+
+
+def quiet_children() -> None:
+    """Takes away what a library does when a child dies; PyTorch's data loader then raises, wherever this process is."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def ignored_in_child(signum: int) -> None:

@@ -19,7 +19,7 @@ from submitit.core.job_environment import JobEnvironment
 from submitit.core.utils import DelayedSubmission
 from submitit.helpers import TorchDistributedEnvironment
 
-from .interruption import Interruption
+from .interruption import Interruption, quiet_children
 
 
 @dataclass
@@ -45,6 +45,7 @@ class Call:
     def __call__(self) -> None:
         interruption = Interruption(self.notice)
         environment = JobEnvironment()
+        forget_result(environment)
         if environment.num_tasks > 1:
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
             if environment.num_nodes == 1:  # a node's name need not be one that it can look up
@@ -56,10 +57,14 @@ class Call:
             self.run(interruption)
         missing = [path for path in self.output if environment.global_rank == 0 and not Path(path).exists()]
         if missing:
+            interruption.leave_if_ended()
             raise FileNotFoundError(f"{self.call} ended without making {', '.join(missing)}")
 
     def run(self, interruption: Interruption) -> None:
-        """Calls the class; an exception whose class says `interrupted` requeues the job."""
+        """Calls the class; an exception whose class says `interrupted` requeues the job.
+
+        What fails while the scheduler ends the job is no result: it ends for the scheduler's reason.
+        """
         try:
             target = interruption.target = pkgutil.resolve_name(self.call)(
                 input=list(self.input),
@@ -75,11 +80,14 @@ class Call:
             if interruption.leaving:
                 raise
             if end.code not in (None, 0):
+                interruption.leave_if_ended()
                 raise RuntimeError(f"{self.call} ended with exit code {end.code}") from end
         except Exception as error:
+            quiet_children()
             if getattr(type(error), "interrupted", False):
                 interruption.requeue()
             traceback.print_exc()
+            interruption.leave_if_ended()
             raise
 
     def checkpoint(self) -> DelayedSubmission:
@@ -96,6 +104,7 @@ class Nested:
 
     def __call__(self) -> None:
         interruption = Interruption(self.notice)
+        forget_result(JobEnvironment())
         # The profile of the driver would send this job to the cluster again.
         environment = {name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"}
         process = subprocess.Popen(["bash", "-c", self.command], env=environment, preexec_fn=deaf)  # noqa: S603, S607
@@ -107,7 +116,18 @@ class Nested:
         if code < 0 or code > 128:
             time.sleep(2)  # the signal that ended it is on its way to this process too
         if code and not interruption.leaving:
+            interruption.leave_if_ended()
             raise RuntimeError(f"the job's snakemake ended with exit code {code}")
+
+
+def forget_result(environment: JobEnvironment) -> None:
+    """Removes the result of this rank's former start, which must not be taken for the end of this one.
+
+    What a kill left of its writing goes too: submitit refuses to write over it.
+    """
+    path = environment.paths.result_pickle
+    path.unlink(missing_ok=True)
+    path.with_suffix(f"{path.suffix}.save_tmp").unlink(missing_ok=True)
 
 
 def deaf() -> None:

@@ -16,7 +16,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from .arrays import Work, new_token
 from .driver import lives
 from .journal import Journal
-from .resources import Request, signal_delay
+from .resources import Request
 from .settings import ExecutorSettings
 
 FOREVER = 60 * 24 * 3650  # minutes; submitit's own default ends jobs after two
@@ -79,7 +79,7 @@ class Local:
         minutes = request.minutes or FOREVER
         executor.update_parameters(
             timeout_min=minutes,
-            signal_delay_s=signal_delay(minutes, self.settings.signal_delay_seconds),
+            signal_delay_s=work.task.notice,
             tasks_per_node=request.ranks,
             gpus_per_node=len(gpus),
             visible_gpus=gpus,
@@ -112,19 +112,21 @@ class Local:
     def why(self, work: Work, state: str | None) -> str:
         return "its process ended or was killed"
 
-    def cancel(self, ids: Iterable[str]) -> None:
-        """Kills the processes, unless they have ended and their numbers are other processes' now."""
+    def cancel(self, ids: Iterable[str]) -> set[str]:
+        """Kills the processes, unless they have ended and their numbers are other processes' now; returns the ids."""
         from .job import end_family
 
+        ids = set(ids)
         for id in ids:
             if id in self.started and lives(int(id), self.started[id]):
                 end_family(int(id))
+        return ids
 
-    def cancel_everything(self, ids: Iterable[str]) -> None:
+    def cancel_everything(self, ids: Iterable[str]) -> set[str]:
         """Cancels the jobs, and those that have not been started yet or were started a moment ago."""
         with self.lock:
             self.waiting.clear()
-            self.cancel(set(ids) | {work.id for work in self.running if work.id and self.runs(work)})
+            return self.cancel(set(ids) | {work.id for work in self.running if work.id and self.runs(work)})
 
     def by_token(self, tokens: set[str]) -> list[str]:
         """Processes that work in a folder of one of these submissions."""

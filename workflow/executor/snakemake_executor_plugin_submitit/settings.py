@@ -1,6 +1,7 @@
 """What a profile or the command line may say: every field is `--submitit-<field>` and a profile key."""
 
 # No `from __future__ import annotations` here: Snakemake reads the types of these fields.
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ common_settings = CommonSettings(
     implies_no_shared_fs=False,
     pass_default_storage_provider_args=True,
     pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=True,
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit them; a command is for everybody to read
     auto_deploy_default_storage_provider=False,
 )
 
@@ -66,4 +67,13 @@ class ExecutorSettings(ExecutorSettingsBase):
 
     def __post_init__(self) -> None:
         # The one moment before Snakemake's lock at which a plugin is heard.
-        forget_dead_driver(self.folder)
+        options = snakemake_options()
+        forget_dead_driver(options.directory / self.folder, options.unlock)
+
+
+def snakemake_options() -> argparse.Namespace:
+    """Of Snakemake's own options those that matter here: it goes to its directory only after it has made settings."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--directory", "-d", type=Path, default=Path())
+    parser.add_argument("--unlock", action="store_true")
+    return parser.parse_known_args()[0]

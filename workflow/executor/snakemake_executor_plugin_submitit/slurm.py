@@ -105,7 +105,7 @@ class Slurm:
         executor = SlurmExecutor(folder, max_num_timeout=settings.max_timeouts, python=patient_python())
         executor.update_parameters(
             **slurm_parameters(
-                works[0].request, token, settings.array_parallelism, settings.signal_delay_seconds, settings.setup
+                works[0].request, token, settings.array_parallelism, works[0].task.notice, settings.setup
             )
         )
         for work in works:
@@ -136,12 +136,11 @@ class Slurm:
         """Cancels what Slurm took although sbatch failed, as for "socket timed out", lest a second try doubles it.
 
         Raises:
-            Refused: squeue does not answer, and nothing is submitted until it does.
+            Refused: Slurm does not answer, and nothing is submitted until it does.
         """
         ids = self.by_token(self.unconfirmed)
-        if ids is None:
-            raise Refused(f"{words}; squeue does not tell whether Slurm took the jobs")
-        self.cancel(ids)
+        if ids is None or not set(ids) <= self.cancel(ids):
+            raise Refused(f"{words}; Slurm does not answer whether it took the jobs, or does not cancel them")
         for token in self.unconfirmed:
             self.journal.ended(None, token)
         self.unconfirmed.clear()
@@ -181,17 +180,21 @@ class Slurm:
         }
         return f"{state}: {details[state]}" if state in details else state
 
-    def cancel(self, ids: Iterable[str]) -> None:
-        everything = sorted(ids)
+    def cancel(self, ids: Iterable[str]) -> set[str]:
+        """Cancels the jobs; returns those of which Slurm took note."""
+        everything, cancelled = sorted(ids), set()
         for start in range(0, len(everything), IDS_PER_SCANCEL):
+            some = everything[start : start + IDS_PER_SCANCEL]
             try:
-                self.ask("scancel", "--quiet", *everything[start : start + IDS_PER_SCANCEL])
+                self.ask("scancel", "--quiet", *some)
+                cancelled.update(some)
             except (subprocess.SubprocessError, OSError) as error:
                 self.say(f"scancel failed: {str(getattr(error, 'stderr', '') or error).strip()}")
+        return cancelled
 
-    def cancel_everything(self, ids: Iterable[str]) -> None:
-        """Cancels the jobs, those included of which sbatch had not yet told the id."""
-        self.cancel(set(ids) | set(self.by_token(set(self.unconfirmed)) or []))
+    def cancel_everything(self, ids: Iterable[str]) -> set[str]:
+        """Cancels the jobs, those included of which sbatch had not yet told the id; returns as `cancel` does."""
+        return self.cancel(set(ids) | set(self.by_token(set(self.unconfirmed)) or []))
 
     def by_token(self, tokens: set[str]) -> list[str] | None:
         """Ids of the submissions that Slurm still has; None if it does not answer."""

@@ -1,7 +1,8 @@
-"""What has become of a job: its result file decides; only where there is none, the cluster is asked."""
+"""What has become of a job: its result file decides; where there is none, or only some ranks failed, the cluster."""
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from .arrays import Work
 
 LINES = 20  # of a failed job's log, shown to the user
+# The cluster will start the job, or start it again.
+QUEUED = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
 
 @dataclass(frozen=True)
@@ -36,22 +39,33 @@ class Listing:
         return path.name in self.names[path.parent]
 
 
+class PlainUnpickler(pickle.Unpickler):
+    """Reads submitit's results, a word with a text or None, and runs nothing that somebody else put into the file."""
+
+    def find_class(self, module: str, name: str) -> None:
+        raise pickle.UnpicklingError(f"a result holds no {module}.{name}")
+
+
 def result_of(work: Work, listing: Listing) -> Verdict | None:
     """The verdict of the result files of all ranks; None while one is missing and none is an error."""
     complete = True
-    for rank in range(work.note.get("ranks", 1)):
+    for rank in range(ranks_of(work)):
         path = work.result(rank)
         if not listing.has(path):
             complete = False
             continue
         try:
-            outcome, value = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own job
+            outcome, value = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
         except (OSError, EOFError, pickle.UnpicklingError):
             complete = False
             continue
         if outcome == "error":
             return Verdict(f"{str(value).strip().splitlines()[-1]}{tail(work.log(rank))}")
     return Verdict() if complete else None
+
+
+def ranks_of(work: Work) -> int:
+    return work.note.get("ranks", 1)
 
 
 def judge(
@@ -64,12 +78,15 @@ def judge(
 ) -> Verdict | None:
     """The verdict on a job, given the state that the cluster has just reported for it; None while it lives.
 
+    One rank's error is no verdict on several: it may only say that another was killed, by a scheduler that will start
+    the job again, or for memory.
+
     Args:
         grace: seconds that the job must have been gone; its result may still be on its way between file servers,
             and a failed node's job may yet be requeued.
     """
     result = result_of(work, listing)
-    if result is not None:
+    if result is not None and not (result.error and ranks_of(work) > 1):
         return result
     if alive(state):
         work.gone = None
@@ -80,9 +97,21 @@ def judge(
     if now - work.gone < grace:
         return None
     refresh(work.folder)
-    return result_of(work, Listing()) or Verdict(
-        f"the job ended without a result: {why(work, state)}{tail(work.log())}"
-    )
+    result = result_of(work, Listing())
+    if result is None:
+        return Verdict(f"the job ended without a result: {why(work, state)}{tail(work.log())}")
+    if result.error and ranks_of(work) > 1:
+        return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
+    return result
+
+
+def stays_over(work: Work, state: str | None, cancel: Callable[[list[str]], set[str]]) -> bool:
+    """Whether a job that has ended will not start again.
+
+    Slurm queues one anew whose node failed after its end; it would work on outputs that are in use by then. Such a job
+    is cancelled first, and is over once that was possible.
+    """
+    return state not in QUEUED or work.id in cancel([work.id])
 
 
 def refresh(folder: Path) -> None:
