@@ -97,16 +97,6 @@ def test_a_new_variant_or_seed_plans_only_its_own_runs(study: Study) -> None:
     assert with_seed == {"train": 6, **report}
 
 
-def test_a_grid_with_other_losses_than_the_papers_has_their_figure(study: Study) -> None:
-    config = yaml.safe_load(yaml.safe_dump(CONFIG))
-    config["inits"]["copy-l2"] = {"copy": ["attention"], "distill": {"distance": "l2"}}
-    config["grids"]["tiny"][0]["inits"].append("copy-l2")
-    study.configure(config)
-    planned = study.planned()
-    study.configure(CONFIG)
-    assert planned == {"train": 1, "runs": 1, "tables": 1, "figure": 3, "claims": 1}
-
-
 def test_a_changed_setting_trains_exactly_the_runs_that_use_it(study: Study) -> None:
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
     config["inits"]["mlpcopy-distill"]["distill"] = {"weight": 3.0}
