@@ -81,7 +81,8 @@ def train(options: argparse.Namespace) -> None:
     spec = _read(RunSpec, options.spec)
     with joined() as ranks:
         metrics = train_run(spec, options.out, sources_folder=options.sources, ranks=ranks, **_compute(options))
-    logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
+    if ranks.first:
+        logging.getLogger("linvit").info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
 def ood(options: argparse.Namespace) -> None:

@@ -46,7 +46,8 @@ class Ranks:
         """The model with gradients that are averaged over ranks as they are computed."""
         if self.size == 1:
             return model
-        return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        # Buffers are the same on all ranks from the start: they are constants.
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def averaging(self, replica: nn.Module, now: bool) -> AbstractContextManager:
         """Whether backward passes average what gradients have been added up so far, or only go on adding."""

@@ -150,7 +150,7 @@ def test_what_fails_because_the_job_is_ended_is_no_result(
 ) -> None:
     write_command(command / "scontrol", f"echo JobId=5 JobState={state} Reason=None")
     interruption.terminated = terminated
-    environment = SimpleNamespace(num_tasks=1, global_rank=0, paths=interruption.handler._job_paths)
+    environment = SimpleNamespace(job_id="5", num_tasks=1, global_rank=0, paths=interruption.handler._job_paths)
     monkeypatch.setattr(job, "Interruption", lambda notice: interruption)
     monkeypatch.setattr(job, "JobEnvironment", lambda: environment)
     call = Call(f"{__name__}:Broken", [], ["missing"], {"how": how}, [], 1, {}, 120)

@@ -114,7 +114,7 @@ def test_failures_say_why_and_where(flow: Workflow) -> None:
     assert "last words" in said
     assert "words of a group" in said
     assert "invalid partition specified: nowhere" in said
-    assert said.count("sbatch refused 1 x refused") == 1  # one more try, as set
+    assert "again in" not in said  # time does not make a partition
     assert "rule malformed: params.message is a complex" in said
     assert "about to fail" in flow.path("logs/raised.log").read_text()
     assert "ValueError: worn out" in flow.path("logs/raised.log").read_text()

@@ -132,8 +132,12 @@ def test_an_error_of_one_of_several_ranks_waits_for_the_end_and_its_cause(tmp_pa
         assert verdict(work, state) is None
     assert verdict(work, "NODE_FAIL", grace=60) is None  # it may yet be requeued
     assert verdict(work, "OUT_OF_MEMORY").error.startswith("OUT_OF_MEMORY; one of 2 ranks said: ConnectionError: peer")
+    work.gone = None
+    assert verdict(work, "FAILED", grace=60) is None  # the other rank was killed: why is not known yet
+    work.result(0).write_bytes(pickle.dumps(("error", "ValueError: no")))
+    assert verdict(work, "NODE_FAIL", grace=60) is None
+    assert "one of 2 ranks said: ValueError: no" in verdict(work, "FAILED", grace=60).error
     alone = Work(None, Request("r"), id="5", folder=tmp_path, note={"ranks": 1})
-    alone.result(0).write_bytes(pickle.dumps(("error", "ValueError: no")))
     assert verdict(alone, "RUNNING").error.startswith("ValueError: no")
 
 

@@ -522,3 +522,31 @@ def test_a_job_outlives_a_change_of_what_snakemake_does_not_compare_but_no_newer
     said = local_flow.run(submitit_backend="local")
     assert "has ended, but an input is newer than its outputs: it is submitted anew" in said
     assert local_flow.starts("sum") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "tries"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified", 1),
+        ("sbatch: error: invalid partition specified: gpu", 1),
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", 1),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", 1),
+        ("sbatch: error: Socket timed out on send/recv operation", 3),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", 3),
+    ],
+)
+def test_what_time_does_not_change_is_refused_at_once(tmp_path, monkeypatch, words: str, tries: int) -> None:
+    asked = []
+
+    def refused(works: list) -> None:
+        asked.append(works)
+        raise Refused(words)
+
+    commands(tmp_path, monkeypatch, srun="", sbatch="", squeue="", scancel="")
+    backend = slurm(tmp_path)
+    backend.settings.submit_retries = 2
+    monkeypatch.setattr(backend, "submit_once", refused)
+    monkeypatch.setattr("snakemake_executor_plugin_submitit.slurm.time.sleep", lambda seconds: None)
+    with pytest.raises(Refused):
+        backend.submit([arrays.Work(Job([], ["out"]), request_of("rule", 1, {}, True))])
+    assert len(asked) == tries

@@ -162,7 +162,10 @@ class Executor(RemoteExecutor):
             return False
         state = states.get(work.id) if states is not None else None
         alive = self.backend.alive if states is not None else lambda state: True
+        was_there = work.gone is None
         verdict = judge(work, state, alive, self.grace, self.backend.why, listing)
+        if verdict is None and was_there and work.gone is not None:
+            self.logger.info(f"Job {work.id} has left the queue: waiting up to {self.grace:.0f} s for its result")
         if verdict is None or not stays_over(work, state, self.backend.cancel):
             return False
         self.closing[info.job] = work.id

@@ -54,6 +54,9 @@ class Call:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         log = self.log[0] if self.log and environment.global_rank == 0 else None
         with also_written_to(log):
+            # squeue shows many jobs of one name: this tells which is which.
+            sys.stderr.write(f"job {environment.job_id}: {self.call} for {', '.join(self.output)}\n")
+            sys.stderr.flush()
             self.run(interruption)
         missing = [path for path in self.output if environment.global_rank == 0 and not Path(path).exists()]
         if missing:

@@ -38,6 +38,13 @@ KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SUBMITIT_PREEMPT_SIGNAL")
 OPTION_VARIABLES = ("SLURM_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
 IDS_PER_SCANCEL = 500
 
+# Refusals of the request itself, in Slurm's words; others may pass: a busy controller, a limit on submitted jobs.
+PERMANENT = re.compile(
+    r"invalid (partition|account|qos|feature|generic resource|node name|time limit)"
+    r"|requested node configuration is not available|requested time limit is invalid|more processors requested",
+    re.IGNORECASE,
+)
+
 
 class Refused(Exception):
     """Slurm did not take the jobs; the message is its own."""
@@ -84,13 +91,13 @@ class Slurm:
         """Submits the jobs, of one request, as one array, and gives them their ids.
 
         Raises:
-            Refused: sbatch refused, and did so again each time it was asked.
+            Refused: sbatch refused, for what time does not change or each time that it was asked.
         """
         for attempt in range(self.settings.submit_retries + 1):
             try:
                 return self.submit_once(works)
             except Refused as error:
-                if attempt == self.settings.submit_retries:
+                if attempt == self.settings.submit_retries or PERMANENT.search(str(error)):
                     raise
                 self.say(f"sbatch refused {len(works)} x {works[0].request.name}: {error}; again in {2 << attempt} s")
                 time.sleep(2 << attempt)

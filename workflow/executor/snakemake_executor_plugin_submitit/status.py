@@ -13,6 +13,7 @@ from pathlib import Path
 from .arrays import Work
 
 LINES = 20  # of a failed job's log, shown to the user
+FAILED = "FAILED"
 # The cluster will start the job, or start it again.
 QUEUED = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
@@ -86,11 +87,13 @@ def judge(
             and a failed node's job may yet be requeued.
     """
     result = result_of(work, listing)
-    if result is not None and not (result.error and ranks_of(work) > 1):
+    if result is not None and not is_of_one_rank(result, work):
         return result
     if alive(state):
         work.gone = None
         return None
+    if result is not None and state == FAILED and all(listing.has(work.result(rank)) for rank in range(ranks_of(work))):
+        return for_several(result, work, state, why)  # none was killed, and Slurm does not start it again
     now = time.monotonic()
     if work.gone is None:
         work.gone = now
@@ -100,9 +103,16 @@ def judge(
     result = result_of(work, Listing())
     if result is None:
         return Verdict(f"the job ended without a result: {why(work, state)}{tail(work.log())}")
-    if result.error and ranks_of(work) > 1:
-        return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
-    return result
+    return for_several(result, work, state, why) if is_of_one_rank(result, work) else result
+
+
+def is_of_one_rank(result: Verdict, work: Work) -> bool:
+    """Whether it is the error of one of several."""
+    return result.error is not None and ranks_of(work) > 1
+
+
+def for_several(result: Verdict, work: Work, state: str | None, why: Callable[[Work, str | None], str]) -> Verdict:
+    return Verdict(f"{why(work, state)}; one of {ranks_of(work)} ranks said: {result.error}")
 
 
 def stays_over(work: Work, state: str | None, cancel: Callable[[list[str]], set[str]]) -> bool:
