@@ -27,6 +27,8 @@ from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
+OUTLIVED_SECONDS = 20  # by loading processes, after a signal that ends the job
+
 Batch = tuple[Tensor, Tensor]
 Stream = Callable[..., int]
 """A seed for a purpose: `RunSpec.stream`."""
@@ -255,9 +257,12 @@ def _to_channels(images: Tensor, channels: int) -> Tensor:
 
 
 def _outlive_signals(worker: int) -> None:
-    """A scheduler signals every process of a job, but the run still needs its images to finish a step."""
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    """A scheduler signals every process of a job, but the run still needs its images to finish a step.
+
+    Not for ever: TERM is also how this process is ended when nobody needs it any more.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(OUTLIVED_SECONDS))
 
 
 def _pins(device: torch.device) -> bool:

@@ -177,8 +177,8 @@ def test_the_demo_as_users_start_it(tmp_path: Path, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("grid", ["mini", "paper"])
-def test_the_other_grids_are_planned_by_the_same_command(cluster: Cluster, grid: str) -> None:
-    options = ["--config", f"grid={grid}", "--dry-run", "--quiet", "rules"]
+def test_the_other_grids_are_planned_by_the_same_command(cluster: Cluster, grid: str, tmp_path: Path) -> None:
+    options = ["--config", f"grid={grid}", f"results={tmp_path}", "--dry-run", "--quiet", "rules"]
     result = subprocess.run(
         [sys.executable, "-m", "snakemake", "--profile", "slurm", *options],
         cwd=ROOT,
