@@ -239,7 +239,9 @@ def _ood(options: argparse.Namespace) -> "DataFrame | None":
 
 
 def _workers(options: argparse.Namespace) -> int:
-    return options.workers if options.workers is not None else max(0, (options.threads or 1) - 1)
+    from linvit.data import default_workers
+
+    return options.workers if options.workers is not None else default_workers(options.threads)
 
 
 def _positive(text: str) -> int:

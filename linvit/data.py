@@ -10,7 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
@@ -97,11 +97,7 @@ def evaluation_batches(
         return ArrayEvaluation(data, dataset, recipe, size, device)
     transform = _per_image_transform(dataset, recipe, size, training=False)
     return torch.utils.data.DataLoader(
-        Transformed(data, transform, size.channels),
-        recipe.batch_size,
-        num_workers=workers,
-        worker_init_fn=_outlive_signals,
-        pin_memory=_pins(device),
+        Transformed(data, transform, size.channels), recipe.batch_size, **_loading(device, workers)
     )
 
 
@@ -179,9 +175,7 @@ class FileBatches(_TrainingSet):
         yield from torch.utils.data.DataLoader(
             Transformed(self.data, transform, self.size.channels, seed),
             batch_sampler=[batch[self.ranks.part(len(batch))].tolist() for batch in batches],
-            num_workers=self.workers,
-            worker_init_fn=_outlive_signals,
-            pin_memory=_pins(self.device),
+            **_loading(self.device, self.workers),
         )
 
 
@@ -265,5 +259,11 @@ def _outlive_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(OUTLIVED_SECONDS))
 
 
-def _pins(device: torch.device) -> bool:
-    return device.type == "cuda"
+def _loading(device: torch.device, workers: int) -> dict[str, Any]:
+    """How a DataLoader works, whatever it loads."""
+    return {"num_workers": workers, "worker_init_fn": _outlive_signals, "pin_memory": device.type == "cuda"}
+
+
+def default_workers(threads: int | None) -> int:
+    """Processes that decode images beside a run of so many threads: one fewer, so that all of them fit its CPUs."""
+    return max(0, (threads or 1) - 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from linvit.data import default_workers
 from linvit.grid import RunSpec, Source
 from linvit.logs import set_up_logging
 from linvit.ranks import joined
@@ -42,7 +43,7 @@ class Job(ABC):
         with joined() as ranks:
             self.work(
                 data_root=Path(self.params["data"]),
-                workers=max(0, self.threads - 1),
+                workers=default_workers(self.threads),
                 stop=lambda: self._stopping,
                 ranks=ranks,
             )

@@ -1,9 +1,7 @@
 """Several processes that share a run: the same updates as one process makes, every image counted once, no hang."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import start_ranks
 from tiny import RECIPE, changed, dataset, one_line, source, spec, store_source, write_npz
 
 from linvit.data import evaluation_batches, training_batches
@@ -39,21 +38,10 @@ def run_spec(study: Path, init: str = "random", **recipe) -> RunSpec:
 
 def start(study: Path, run: RunSpec, *folders: Path) -> list[subprocess.Popen]:
     """The run's processes, one for each folder, with what torchrun would tell them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "linvit", "train", run.to_json(), "--threads", "1"]
     command += ["--sources", str(study / "sources"), "--data", str(study)]
-    shared = {"WORLD_SIZE": str(len(folders)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        subprocess.Popen(
-            [*command, "--out", str(folder)],
-            env={**os.environ, **shared, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, folder in enumerate(folders)
-    ]
+    commands = [[*command, "--out", str(folder)] for folder in folders]
+    return start_ranks(commands, stderr=subprocess.PIPE, text=True)
 
 
 def finished(processes: list[subprocess.Popen]) -> list[str]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from linvit.figures.style import COLORS, ERROR_BAR, REFERENCE, STYLE, students
+from linvit.figures.style import COLORS, ERROR_BAR, REFERENCE, STYLE, mean_line, say_empty, students
 from linvit.results import DATASETS, VARIANTS, in_order, references
 
 LOSSES = {
@@ -24,6 +24,7 @@ OWN_WEIGHTS = {"output": 50.0, "map-cross_entropy": 3.0, "heads": 1000.0, "outpu
 """The paper's lambda, and those of the others' code; the paper names none for maps."""
 COLUMN = ["dataset", "size", "source", "variant"]
 MEAN = COLORS["mlpcopy"]
+BEHIND = {"zorder": 1}
 COPY = {"color": COLORS["copy"], "linestyle": ":", "linewidth": 1.4}
 
 
@@ -34,7 +35,7 @@ def losses(runs: pd.DataFrame) -> Figure:
     Softmax reference. Every operator, data set, size and source has a column of panels.
     """
     copies = students(runs, ["copy"])
-    distilled, plain = copies[copies["distill"]], copies[~copies["distill"]]
+    distilled, plain, reference = copies[copies["distill"]], copies[~copies["distill"]], references(runs)
     names = in_order(distilled["distill_target"], LOSSES)
     columns = list(distilled[COLUMN].drop_duplicates().itertuples(index=False, name=None))
     with rc_context(STYLE | {"axes.grid.axis": "x"}):
@@ -43,8 +44,8 @@ def losses(runs: pd.DataFrame) -> Figure:
             for name, ax in zip(names, axes[:, column], strict=True):
                 of_loss = _where(distilled, [*COLUMN, "distill_target"], [*key, name])
                 _rows(ax, of_loss, OWN_WEIGHTS.get(name))
-                _line(ax, _where(plain, COLUMN, key), COPY)
-                _line(ax, _where(references(runs), COLUMN[:3], key[:3]), REFERENCE)
+                mean_line(ax.axvline, ax.axvspan, _where(plain, COLUMN, key), COPY | BEHIND)
+                mean_line(ax.axvline, ax.axvspan, _where(reference, COLUMN[:3], key[:3]), REFERENCE | BEHIND)
                 ax.set_title(LOSSES.get(name, name), loc="left")
             axes[-1, column].set_xlabel(f"Top-1 accuracy (%)\n{_title(*key)}")
         if names:
@@ -60,8 +61,7 @@ def _panels(by_loss: Sequence[pd.DataFrame], columns: int) -> tuple[Figure, np.n
     heights = [n + 0.4 for n in weights]
     axes = figure.subplots(len(weights), max(columns, 1), sharex="col", squeeze=False, height_ratios=heights)
     if not by_loss:
-        axes[0, 0].set_axis_off()
-        axes[0, 0].text(0.5, 0.5, "No runs of these losses.", ha="center", transform=axes[0, 0].transAxes)
+        say_empty(axes[0, 0], "losses")
     return figure, axes
 
 
@@ -84,16 +84,6 @@ def _rows(ax: Axes, of_loss: pd.DataFrame, own: float | None) -> None:
     ax.set_ylim(len(weights) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.margins(x=0.08)
-
-
-def _line(ax: Axes, runs: pd.DataFrame, style: dict) -> None:
-    """A mean over seeds, within a band of one standard deviation."""
-    if runs.empty:
-        return
-    mean, std = runs["top1"].mean(), runs["top1"].std()
-    ax.axvline(mean, **style, zorder=1)
-    if len(runs) > 1:
-        ax.axvspan(mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def _title(dataset: str, size: str, source: str, variant: str) -> str:

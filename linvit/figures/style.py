@@ -6,7 +6,7 @@ Figures are built without pyplot, so drawing one leaves no state behind. They ar
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -118,7 +118,7 @@ def panels(rows: Sequence[Row], variants: Sequence[str]) -> tuple[Figure, dict[t
     for ax, row in zip(axes[:, 0], rows, strict=False):
         ax.set_ylabel(_name(row, rows, "\n"))
     if not rows:
-        _say_empty(axes[0, 0])
+        say_empty(axes[0, 0])
     return figure, {(row, variant): axes[i, j] for i, row in enumerate(rows) for j, variant in enumerate(variants)}
 
 
@@ -133,18 +133,26 @@ def abreast(rows: Sequence[Row]) -> tuple[Figure, dict[Row, Axes]]:
     for ax in axes[n:]:
         ax.set_axis_off()
     if not rows:
-        _say_empty(axes[0])
+        say_empty(axes[0])
     return figure, dict(zip(rows, axes, strict=False))
 
 
 def reference_line(ax: Axes, reference: pd.DataFrame) -> None:
-    """The reference's mean, within a band of one standard deviation where there are several seeds."""
-    if reference.empty:
+    """The reference's mean, as in `mean_line`."""
+    mean_line(ax.axhline, ax.axhspan, reference, REFERENCE)
+
+
+def mean_line(line: Callable, span: Callable, runs: pd.DataFrame, style: dict) -> None:
+    """The mean of some runs, within a band of one standard deviation where there are several seeds.
+
+    `line` and `span` draw along one axis: `ax.axhline` and `ax.axhspan`, or `ax.axvline` and `ax.axvspan`.
+    """
+    if runs.empty:
         return
-    mean, std = reference["top1"].mean(), reference["top1"].std()
-    ax.axhline(mean, **REFERENCE)
-    if len(reference) > 1:
-        ax.axhspan(mean - std, mean + std, color=COLORS["softmax"], alpha=0.12, linewidth=0)
+    mean, std = runs["top1"].mean(), runs["top1"].std()
+    line(mean, **style)
+    if len(runs) > 1:
+        span(mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def ticks(ax: Axes, names: Sequence[str], *, is_empty: bool) -> None:
@@ -200,6 +208,6 @@ def _name(row: Row, rows: Sequence[Row], separator: str) -> str:
     return separator.join([DATASETS.get(dataset, dataset), *(size if is_told else [])])
 
 
-def _say_empty(ax: Axes) -> None:
+def say_empty(ax: Axes, what: str = "initialisations") -> None:
     ax.set_axis_off()
-    ax.text(0.5, 0.5, "No runs of these initialisations.", ha="center", transform=ax.transAxes)
+    ax.text(0.5, 0.5, f"No runs of these {what}.", ha="center", transform=ax.transAxes)

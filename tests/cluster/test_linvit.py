@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import start_ranks
 from study import CONFIG, ROOT, Study
 from tiny import repeatable
 from tiny_slurm import Cluster
@@ -105,16 +105,10 @@ class Lives:
 
     def alone(self, fate: str, ranks: int = 1) -> dict:
         """The metrics of the same run, undisturbed, without a cluster."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
         command = [sys.executable, "-m", "linvit", "train", self.runs[fate].to_json(), "--out", f"alone/{fate}"]
         command += ["--data", ".", "--threads", "1"]
-        environment = {**os.environ, "PYTHONPATH": str(self.study.folder), **shared}
-        processes = [
-            subprocess.Popen(command, cwd=self.study.folder, env={**environment, "RANK": str(rank)})
-            for rank in range(ranks)
-        ]
+        environment = {**os.environ, "PYTHONPATH": str(self.study.folder)}
+        processes = start_ranks([command] * ranks, environment, cwd=self.study.folder)
         assert [process.wait(timeout=300) for process in processes] == [0] * ranks
         return json.loads((self.study.folder / "alone" / fate / "metrics.json").read_text())
 

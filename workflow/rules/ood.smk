@@ -46,4 +46,4 @@ rule ood_table:
     conda:
         ENVIRONMENT
     script:
-        "../scripts/collect_ood.py"
+        "../scripts/collect.py"

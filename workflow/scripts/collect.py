@@ -1,4 +1,7 @@
-"""Gather a grid's metrics into its table of runs; a script, since a shell line cannot hold thousands of paths."""
+"""Gather a grid's metrics, or its evaluations out of distribution, into one table.
+
+A script, since a shell line cannot hold thousands of paths.
+"""
 
 import sys
 from pathlib import Path
@@ -8,9 +11,13 @@ sys.path.insert(0, str(Path(snakemake.scriptdir).parents[1]))  # noqa: F821 - gi
 
 from linvit import results
 from linvit.config import study_from
-from linvit.grid import expand
+from linvit.grid import evaluations, expand
 
+collect, expected = {
+    "runs": (results.collect, expand),
+    "ood_table": (results.collect_ood, evaluations),
+}[snakemake.rule]  # noqa: F821
 results.write_runs(
-    results.collect(snakemake.input, expand(study_from(snakemake.config))),  # noqa: F821
+    collect(snakemake.input, expected(study_from(snakemake.config))),  # noqa: F821
     snakemake.output[0],  # noqa: F821
 )

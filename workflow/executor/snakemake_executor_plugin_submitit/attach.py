@@ -92,7 +92,7 @@ def just_ended(record: Record, executor: Executor) -> bool:
 
 def work_from(record: Record) -> Work:
     """The record's job, as far as its result can be looked up."""
-    return Work(None, Request(""), id=record.id, **place(record))
+    return Work(None, Request(""), id=record.id, folder=Path(record.note["folder"]), note=record.note)
 
 
 def end_of(record: Record, listing: Listing) -> Verdict | None:
@@ -101,10 +101,6 @@ def end_of(record: Record, listing: Listing) -> Verdict | None:
         return None
     verdict = result_of(work_from(record), listing)
     return None if verdict and verdict.error and record.note["ranks"] > 1 else verdict
-
-
-def place(record: Record) -> dict[str, Any]:
-    return {"folder": Path(record.note["folder"]), "note": record.note}
 
 
 def take_over(executor: Executor, work: Work, record: Record) -> None:

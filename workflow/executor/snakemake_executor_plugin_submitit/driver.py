@@ -49,7 +49,8 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 
 
 def ran_here(note: dict[str, Any]) -> bool:
-    return note["host"] == socket.gethostname()
+    """Whether the note, of a driver or of a job, is of this machine."""
+    return note.get("host") == socket.gethostname()
 
 
 def is_ours(note: dict[str, Any]) -> bool:

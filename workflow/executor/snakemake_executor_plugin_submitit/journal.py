@@ -2,9 +2,9 @@
 
 Snakemake keeps such a mark too, but a nested snakemake overwrites it. One line an event:
 
-    {"token": "1f…", "jobs": [{"key": …, "members": {…}, "index": 0}, …]}   before sbatch
-    {"token": "1f…", "id": "4711", "array": true}                           after it
-    {"end": "4711_3"}                                                       the driver has seen its end
+    {"token": "1f…", "jobs": [{"members": {…}, "index": 0, "note": {…}}, …]}   before sbatch
+    {"token": "1f…", "id": "4711", "array": true, "note": {…}}                 after it
+    {"end": "4711_3", "token": ""}                                             the driver has seen its end
 
 A member is one job of Snakemake (a group has several): its outputs, and a fingerprint of its inputs and parameters,
 because a job that was started with other parameters must not be taken for this one.

@@ -14,7 +14,7 @@ from typing import Any
 from snakemake_interface_common.exceptions import WorkflowError
 
 from .arrays import Work, new_token
-from .driver import lives
+from .driver import lives, ran_here
 from .journal import Journal
 from .resources import Request
 from .settings import ExecutorSettings
@@ -144,7 +144,7 @@ class Local:
 
 def is_here(note: dict[str, Any]) -> bool:
     """Whether the note is of a process of this machine."""
-    return note["backend"] == Local.name and note.get("host") == socket.gethostname()
+    return note["backend"] == Local.name and ran_here(note)
 
 
 def visible_gpus() -> list[int]:

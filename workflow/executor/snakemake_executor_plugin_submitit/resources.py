@@ -175,9 +175,8 @@ def signal_delay(minutes: int, wanted: int) -> int:
     return max(1, min(wanted, minutes * 60 // 4))
 
 
-def slurm_parameters(request: Request, token: str, parallelism: int, wanted_delay: int, setup: str) -> dict[str, Any]:
+def slurm_parameters(request: Request, token: str, parallelism: int, notice: int, setup: str) -> dict[str, Any]:
     """Parameters of submitit's SlurmExecutor. The token, as the job's comment, finds it again by squeue."""
-    minutes = request.minutes or DEFAULT_MINUTES
     given = {
         "partition": request.partition,
         "account": request.account,
@@ -199,11 +198,11 @@ def slurm_parameters(request: Request, token: str, parallelism: int, wanted_dela
     return {
         "job_name": request.name,
         "comment": token,
-        "time": minutes,
+        "time": request.minutes or DEFAULT_MINUTES,
         "nodes": request.nodes,
         "ntasks_per_node": request.tasks // request.nodes,
         "cpus_per_task": request.threads,
-        "signal_delay_s": signal_delay(minutes, wanted_delay),
+        "signal_delay_s": notice,
         "array_parallelism": parallelism,
         "stderr_to_stdout": True,
         "srun_args": srun,
