@@ -34,8 +34,10 @@ $(VENV)/peer: $(VENV)/.installed
 		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 	touch $@
 
-bench: $(VENV)/peer  ## the Slurm executor beside Snakemake's own: calls, seconds, memory (half an hour)
+bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md (an hour)
+	$(BIN)/python tests/bench/workflow.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
+	$(BIN)/python tests/bench/page.py
 
 check: install   ## style, import order, workflow
 	$(BIN)/ruff check .

@@ -105,7 +105,7 @@ def collect(options: argparse.Namespace) -> None:
 
 
 def tables(options: argparse.Namespace) -> None:
-    """Write the table of top-1, and the paper's tables with ours beside the printed numbers (csv, markdown, LaTeX)."""
+    """Write the tables: top-1 of all runs, and the paper's, ours beside the printed numbers."""
     from linvit import results
     from linvit.tables import write_tables
 
@@ -125,11 +125,13 @@ def figure(options: argparse.Namespace) -> None:
 
 
 def claims(options: argparse.Namespace) -> None:
-    """Judge the paper's claims on a table of runs."""
-    from linvit import results
-    from linvit.claims import write_claims
+    """Judge the paper's claims on a table of runs; a file's suffix, md or html, is the format."""
+    from linvit import page, results
+    from linvit.claims import claims_text
 
-    write_claims(results.read_runs(options.runs), options.out, _ood(options))
+    text = claims_text(results.read_runs(options.runs), _ood(options))
+    for path in options.out:
+        page.write(path, text)
 
 
 def stop_on_signal() -> Callable[[], bool]:
@@ -195,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")
-        command.add_argument("--out", type=Path, required=True, nargs="+" if function is figure else None)
+        command.add_argument("--out", type=Path, required=True, nargs=None if function is tables else "+")
     return top
 
 

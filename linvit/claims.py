@@ -5,7 +5,6 @@ states. What a grid is too small to decide is called not testable, never a failu
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -24,7 +23,6 @@ from linvit.evidence import (
     Verdict,
     holm,
 )
-from linvit.files import write_text
 from linvit.results import (
     DATASETS,
     MINUS,
@@ -34,6 +32,10 @@ from linvit.results import (
     in_order,
     sizes_in_order,
 )
+
+EFFECT = "Pooled effect (points) [95 %]"
+NUMBERS = {EFFECT, "Difference", "95 % interval", "n", "p", "p, corrected"}
+"""Columns of the page that are aligned to the right."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +169,11 @@ def judge(runs: pd.DataFrame, ood: pd.DataFrame | None = None) -> list[Judgement
     ]
 
 
-def write_claims(runs: pd.DataFrame, path: str | Path, ood: pd.DataFrame | None = None) -> None:
-    """Write the page of claims: a summary, the rules, then each claim with its effect per variant."""
+def claims_text(runs: pd.DataFrame, ood: pd.DataFrame | None = None) -> str:
+    """The page of claims in Markdown: a summary, the rules, then each claim with its effect per variant."""
     judgements = judge(runs, ood)
     sections = [_introduction(runs, ood), _summary(judgements), _rules(), *map(_section, judgements)]
-    write_text(path, "\n\n".join(sections) + "\n")
+    return "\n\n".join(sections) + "\n"
 
 
 def _introduction(runs: pd.DataFrame, ood: pd.DataFrame | None) -> str:
@@ -184,7 +186,7 @@ def _introduction(runs: pd.DataFrame, ood: pd.DataFrame | None) -> str:
     listed = "; ".join(f"{name}: {', '.join(map(str, values)) or 'none'}" for name, values in axes.items())
     commits = ", ".join(runs["commit"].fillna("unknown").unique())
     shifted = "" if ood is None else f" Out-of-distribution results: {len(ood)}."
-    return f"# The paper's claims on these runs\n\nRuns: {len(runs)}; {listed}; code: {commits}.{shifted}"
+    return f"# The paper's claims on these runs\n\nRuns: {len(runs):,}; {listed}; code: {commits}.{shifted}"
 
 
 def _summary(judgements: list[Judgement]) -> str:
@@ -194,7 +196,7 @@ def _summary(judgements: list[Judgement]) -> str:
             "Verdict": f"**{judgement.verdict}**" if i == 0 else "",
             "The paper's": judgement.claim.paper if i == 0 else "",
             "Comparison": finding.title,
-            "Pooled effect (points) [95 %]": finding.effect,
+            EFFECT: finding.effect,
             "p": finding.p,
             "p, corrected": finding.corrected,
             "Comparison alone": str(finding.verdict),
@@ -247,4 +249,5 @@ def _section(judgement: Judgement) -> str:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, disable_numparse=True)
+    alignment = ["right" if column in NUMBERS else "left" for column in table]
+    return table.to_markdown(index=False, disable_numparse=True, colalign=alignment)

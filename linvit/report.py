@@ -27,6 +27,30 @@ COMPONENTS = ("random", "copy", "mlpcopy", "fullcopy")
 """The initialisations of Figures 4, A and B."""
 PAPERS_LOSSES = ("output", "map")
 """What the paper distils, by mean-squared error; the other losses are of other works."""
+SECTIONS = {
+    "fig2": "4.2 Attention-only transfer: main results",
+    "table1": "4.3 Robustness of the failure",
+    "table2": "4.3 Robustness of the failure",
+    "fig3": "5.1 Token routing, recovered through distillation",
+    "fig4": "5.2 and 5.3 MLP weights; the recipe",
+    "fig5": "5.4 The distillation loss",
+    "losses": "5.4 The distillation loss",
+    "figA": "C.1 More linear operators",
+    "figB": "C.2 More model sizes",
+    "tableG": "C.4 Copying the remaining components",
+    "tableF": "C.5 Statistical significance",
+}
+"""The paper's section that each of its figures and tables is of."""
+OWN_TITLES = {"top1": "Top-1 accuracy", "losses": "Losses of other works"}
+"""Of what the paper has not."""
+
+
+def title_of(name: str) -> str:
+    """A table or figure as the paper calls it: "Table F", "Figure 2"."""
+    if name in OWN_TITLES:
+        return OWN_TITLES[name]
+    kind, number = ("Table", name.removeprefix("table")) if name.startswith("table") else ("Figure", name[3:])
+    return f"{kind} {number}"
 
 
 def start_of(init: Init) -> str:

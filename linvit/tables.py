@@ -1,4 +1,4 @@
-"""Accuracies as tables, long as CSV, laid out as Markdown and LaTeX.
+"""Accuracies as tables, long as CSV, laid out as Markdown, HTML and LaTeX.
 
 `top1` shows all of a grid's runs, mean ± standard deviation over seeds; the others are the paper's tables, ours
 beside the printed numbers.
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from linvit import page
 from linvit.files import write_text
 from linvit.published import Table, tables
-from linvit.report import printed_tables
+from linvit.report import printed_tables, title_of
 from linvit.results import (
     DATASETS,
     MINUS,
@@ -73,11 +74,13 @@ def compare(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | None = None) -> None:
-    """Write `top1` and those of the paper's tables that the runs can fill, as csv, markdown and LaTeX.
+    """Write `top1` and those of the paper's tables that the runs can fill, as csv, Markdown, HTML and LaTeX; and
+    `runs.html`, a line per run.
 
     Args:
         ood: Out-of-distribution results, which Table 2 is made of.
     """
+    page.write(Path(folder) / "runs.html", _all_runs(runs))
     summary = summarise(runs)
     _write(Path(folder) / "top1", summary, [*_sections(summary)], "# Top-1 accuracy (%)\n")
     runs = default_runs(runs)
@@ -91,8 +94,29 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
 
 def _write(path: Path, numbers: pd.DataFrame, sections: list["_Section"], *heading: str) -> None:
     write_text(path.with_suffix(".csv"), numbers.to_csv(index=False, lineterminator="\n"))
-    write_text(path.with_suffix(".md"), "\n".join([*heading, *map(_markdown, sections)]))
+    text = "\n".join([*heading, *map(_markdown, sections)])
+    for suffix in (".md", ".html"):
+        page.write(path.with_suffix(suffix), text)
     write_text(path.with_suffix(".tex"), "\n".join(["% Needs \\usepackage{booktabs}.", *map(_latex, sections)]))
+
+
+def _all_runs(runs: pd.DataFrame) -> str:
+    shown = pd.DataFrame(
+        {
+            "run": runs["run"],
+            "top-1 (%)": runs["top1"].map("{:.2f}".format),
+            "top-5 (%)": runs["top5"].map("{:.2f}".format),
+            "epochs": runs["epochs"].astype(str),
+            "parameters (M)": (runs["parameters"] / 1e6).map("{:.2f}".format),
+            "GFLOPs": (runs["flops"] / 1e9).map("{:.3g}".format),
+            "hours": (runs["wall_seconds"] / 3600).map("{:.2f}".format),
+            "peak memory (GB)": (runs["peak_memory_bytes"] / 1e9).map("{:.2f}".format),
+            "commit": runs["commit"].fillna("unknown"),
+        }
+    )
+    alignment = ["left", *["right"] * (shown.shape[1] - 2), "left"]
+    table = shown.to_markdown(index=False, disable_numparse=True, colalign=alignment)
+    return f"# All runs\n\n{len(runs):,} runs; accuracies are the last epoch's.\n\n{table}\n"
 
 
 @dataclass(frozen=True)
@@ -171,7 +195,7 @@ def _beside_the_paper(name: str, table: Table, numbers: pd.DataFrame) -> _Sectio
     ]
     there, all_runs = numbers[["n", "runs"]].min(axis=1).sum(), numbers["runs"].sum()
     missing = f"; {all_runs - there} are missing" if there < all_runs else ""
-    title = f"Table {name.removeprefix('table')}: {table.title}"
+    title = f"{title_of(name)}: {table.title}"
     what = (
         f"{table.what}: ours, the paper's [arXiv:2609.35745] and the difference; mean ± standard deviation over seeds."
     )

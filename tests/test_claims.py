@@ -2,7 +2,7 @@
 
 from fakes import frame, grid_runs, ood_frame, pairs_of, run
 
-from linvit.claims import CLAIMS, COPY, COPY_D, judge, write_claims
+from linvit.claims import CLAIMS, COPY, COPY_D, claims_text, judge
 from linvit.evidence import ABOUT_EQUAL, GREATER, NO_GAIN, NOT_WORSE, Verdict, effect_of
 from linvit.results import MINUS, MISSING
 
@@ -86,8 +86,7 @@ def test_an_empty_grid_tests_nothing():
 
 def test_the_page_sums_up_first_and_says_how_it_judged(tmp_path):
     runs = grid_runs(tmp_path, "mini")
-    write_claims(runs, tmp_path / "claims.md")
-    page = (tmp_path / "claims.md").read_text()
+    page = claims_text(runs)
     assert f"Runs: {len(runs)}; data sets: Fashion-1K; sizes: mini; sources: fashion; seeds: 0, 1, 2; code: " in page
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert headings[:2] == ["## Summary", "## How a verdict is reached"]
@@ -106,9 +105,8 @@ def test_the_page_sums_up_first_and_says_how_it_judged(tmp_path):
         assert rule.text in page
 
 
-def test_every_claim_has_the_papers_verdict_beside_its_own(tmp_path):
-    write_claims(frame([]), tmp_path / "claims.md")
-    page = (tmp_path / "claims.md").read_text()
+def test_every_claim_has_the_papers_verdict_beside_its_own():
+    page = claims_text(frame([]))
     for claim in CLAIMS:
         assert claim.paper.startswith("holds")
         assert f"{claim.statement}\n\nVerdict: **{UNTESTABLE}**. The paper's: {claim.paper}." in page

@@ -244,9 +244,10 @@ def test_out_of_distribution_results_reach_tables_and_claims(folder, monkeypatch
     )
     monkeypatch.setattr(results, "read_ood", {Path("ood.csv"): shifted}.get)
     assert main(["tables", "runs.csv", "--ood", "ood.csv", "--out", "report"]) == 0
-    assert main(["claims", "runs.csv", "--ood", "ood.csv", "--out", "report/claims.md"]) == 0
+    assert main(["claims", "runs.csv", "--ood", "ood.csv", "--out", "report/claims.md", "report/claims.html"]) == 0
     assert "| ImageNet-A" in (folder / "report/table2.md").read_text()
-    assert "Out-of-distribution results: 2." in (folder / "report/claims.md").read_text()
+    for name in ("claims.md", "claims.html"):
+        assert "Out-of-distribution results: 2." in (folder / "report" / name).read_text()
     assert main(["tables", "runs.csv", "--out", "without"]) == 0
     assert not (folder / "without/table2.md").exists()
     assert (folder / "without/table1.md").exists()
@@ -328,6 +329,13 @@ def test_a_grid_that_is_not_defined_is_told_in_one_line(folder, capsys):
     line = refusal(capsys, "grid", "--grid", "nosuch")
     assert "'nosuch'" in line
     assert "all" in line
+
+
+def test_claims_in_a_format_that_is_not_known_are_told_in_one_line(folder, capsys):
+    results.write_runs(frame([run("copy")]), "runs.csv")
+    assert "claims.pdf: no format for suffix '.pdf'; allowed: .md, .html" in refusal(
+        capsys, "claims", "runs.csv", "--out", "claims.pdf"
+    )
 
 
 def test_a_figure_that_is_not_defined_is_told_in_one_line(folder, capsys):

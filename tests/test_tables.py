@@ -9,6 +9,8 @@ from linvit import published
 from linvit.results import MINUS, MISSING
 from linvit.tables import compare, summarise, write_tables
 
+FORMATS = ("csv", "md", "html", "tex")
+
 
 def tables(runs: pd.DataFrame, folder) -> tuple[pd.DataFrame, str, str]:
     write_tables(runs, folder)
@@ -169,7 +171,7 @@ def test_more_runs_than_the_papers_are_not_missing_ones():
 def test_a_whole_paper_grid_fills_all_tables_but_the_one_of_other_images(tmp_path, paper_runs):
     write_tables(paper_runs, tmp_path)
     names = ("top1", "table1", "tableF", "tableG")
-    assert files(tmp_path) == {f"{name}.{suffix}" for name in names for suffix in ("csv", "md", "tex")}
+    assert files(tmp_path) == {"runs.html", *(f"{name}.{suffix}" for name in names for suffix in FORMATS)}
     for name, count in (("table1", 72), ("tableF", 49), ("tableG", 42)):
         assert f"{count} of {count} runs are there.\n" in (tmp_path / f"{name}.md").read_text()
     softmax = rows_of((tmp_path / "tableF.md").read_text())[-3:]
@@ -182,7 +184,28 @@ def test_a_whole_paper_grid_fills_all_tables_but_the_one_of_other_images(tmp_pat
 
 def test_a_grid_with_no_run_of_a_table_has_no_such_file(tmp_path):
     write_tables(frame([run("copy"), run("random")]), tmp_path)
-    assert files(tmp_path) == {"top1.csv", "top1.md", "top1.tex"}
+    assert files(tmp_path) == {"runs.html", *(f"top1.{suffix}" for suffix in FORMATS)}
+
+
+def test_the_page_of_a_table_holds_what_its_markdown_does(tmp_path):
+    write_tables(frame([run("copy", 71.25), run("random", 70.0)]), tmp_path)
+    page, cells = (tmp_path / "top1.html").read_text(), rows_of((tmp_path / "top1.md").read_text())
+    assert page.count("<tr>") == len(cells) == 3
+    for row in cells[1:]:
+        assert all(f">{cell}</td>" in page for cell in row)
+
+
+def test_every_run_has_a_line_of_its_own(tmp_path):
+    rows = [run("copy", 71.25, seed=seed, wall_seconds=3600.0 * (seed + 1), commit=None) for seed in range(3)]
+    write_tables(frame(rows), tmp_path)
+    page = (tmp_path / "runs.html").read_text()
+    assert "3 runs; accuracies are the last epoch's." in page
+    assert page.count("<tr>") == 4
+    for row, hours in zip(rows, ("1.00", "2.00", "3.00"), strict=True):
+        line = page[page.index(f'<td style="text-align:left">{row["run"]}</td>') :].split("</tr>")[0]
+        assert ">71.25<" in line
+        assert f">{hours}<" in line
+        assert ">unknown<" in line
 
 
 def test_table_2_is_of_out_of_distribution_results(tmp_path):

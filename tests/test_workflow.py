@@ -1,6 +1,7 @@
 """The real Snakefile on a tiny study: what is planned, what is run again, what a failure leaves behind."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import yaml
 from fakes import plausible, write_evaluation, write_metrics
 from study import CONFIG, ROOT, Study
 
+from linvit import published
 from linvit.config import load_study
 from linvit.grid import evaluations, expand, sources_of
+from linvit.report import FIGURES, SECTIONS, title_of
 
 SYNSETS = [f"n{1440764 + 7 * number:08}" for number in range(12)]
 SHIFTED = {"test_of": "nets", "test": ".", "classes": 12, "class_names": "synsets.txt"}
@@ -67,7 +70,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_the_whole_line_runs_and_leaves_what_it_promises(study: Study) -> None:
     # Tiny has no Copy w/ Distill and no sweep: no Figures 3 and 5; its runs are no cells of the paper's tables.
     figures = [f"{name}.{suffix}" for name in ("fig2", "fig4", "figB") for suffix in ("png", "pdf")]
-    reports = {"runs.csv", "top1.csv", "top1.md", "top1.tex", "claims.md", *figures}
+    tables = [f"top1.{suffix}" for suffix in ("csv", "md", "html", "tex")]
+    reports = {"runs.csv", "runs.html", *tables, "claims.md", "claims.html", *figures}
     assert {path.name for path in study.grid().iterdir() if path.suffix != ".log"} == reports
     assert all((study.grid() / name).stat().st_size > 0 for name in reports)
     runs = sorted((study.folder / "results/runs").rglob("metrics.json"))
@@ -81,6 +85,27 @@ def test_the_whole_line_runs_and_leaves_what_it_promises(study: Study) -> None:
 
 def test_a_second_run_does_nothing(study: Study) -> None:
     assert study.planned() == {}
+
+
+def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> None:
+    result = study.run("--report", "report.html")
+    assert result.returncode == 0, result.stdout + result.stderr
+    page = (study.folder / "report.html").read_text()
+    for name in ("fig2", "fig4", "figB"):
+        assert json.dumps(SECTIONS[name]) in page
+        assert json.dumps({"result": title_of(name)}) in page
+    for result in ("Claims C1 to C11", "Runs", "Top-1 accuracy"):
+        assert json.dumps({"result": result}) in page
+    assert "What each copied component brings to ReLU" in page
+    assert re.search(r"results of the grid\s+<tt[^>]*>tiny</tt>", page.replace("\\n", " ").replace('\\"', '"'))
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=.https?:", page)
+
+
+def test_every_figure_has_a_caption_and_every_output_a_section() -> None:
+    captions = (ROOT / "workflow/report/figure.rst").read_text()
+    assert set(re.findall(r'^    "(\w+)":', captions, re.MULTILINE)) == set(FIGURES)
+    printed = {name for name, table in published.tables().items() if any(cell.runs for cell in table.cells())}
+    assert set(SECTIONS) == {*FIGURES, *printed}
 
 
 def test_a_new_variant_or_seed_plans_only_its_own_runs(study: Study) -> None:

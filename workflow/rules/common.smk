@@ -6,7 +6,7 @@ from shlex import quote
 import linvit
 from linvit.config import ConfigError, read_yaml, study_from
 from linvit.grid import evaluations, expand as expand_grid, sources_of
-from linvit.report import figures_of, tables_of
+from linvit.report import SECTIONS, figures_of, tables_of, title_of
 from snakemake.settings.types import DeploymentMethod
 
 try:

@@ -6,11 +6,19 @@ TABLES = tables_of(RUNS.values(), EVALUATIONS.values())
 FIGURES = figures_of(RUNS.values())
 REPORT = [
     f"{GRID}/runs.csv",
-    expand(f"{GRID}/{{table}}.{{suffix}}", table=TABLES, suffix=["csv", "md", "tex"]),
+    expand(
+        f"{GRID}/{{table}}.{{suffix}}",
+        table=TABLES,
+        suffix=["csv", "md", "html", "tex"],
+    ),
+    f"{GRID}/runs.html",
     expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
-    f"{GRID}/claims.md",
+    multiext(f"{GRID}/claims", ".md", ".html"),
     *OOD,
 ]
+
+
+report: "../report/workflow.rst"
 
 
 localrules:
@@ -42,6 +50,7 @@ rule tables:
             f"{PACKAGE}/{{file}}",
             file=[
                 "tables.py",
+                "page.py",
                 "published.py",
                 "published.yaml",
                 "report.py",
@@ -51,6 +60,19 @@ rule tables:
     output:
         expand(
             f"{GRID}/{{table}}.{{suffix}}", table=TABLES, suffix=["csv", "md", "tex"]
+        ),
+        [
+            report(
+                f"{GRID}/{table}.html",
+                category=SECTIONS.get(table, "0 Overview"),
+                labels={"result": title_of(table)},
+            )
+            for table in TABLES
+        ],
+        report(
+            f"{GRID}/runs.html",
+            category="0 Overview",
+            labels={"result": "Runs"},
         ),
     log:
         f"{GRID}/tables.log",
@@ -69,7 +91,13 @@ rule figure:
             f"{PACKAGE}/results.py",
         ],
     output:
-        multiext(f"{GRID}/{{figure}}", ".png", ".pdf"),
+        report(
+            f"{GRID}/{{figure}}.png",
+            caption="../report/figure.rst",
+            category=lambda wildcards: SECTIONS[wildcards.figure],
+            labels=lambda wildcards: {"result": title_of(wildcards.figure)},
+        ),
+        f"{GRID}/{{figure}}.pdf",
     log:
         f"{GRID}/{{figure}}.log",
     conda:
@@ -84,10 +112,21 @@ rule claims:
         ood=OOD,
         code=expand(
             f"{PACKAGE}/{{file}}",
-            file=["claims.py", "comparisons.py", "evidence.py", "results.py"],
+            file=[
+                "claims.py",
+                "comparisons.py",
+                "evidence.py",
+                "page.py",
+                "results.py",
+            ],
         ),
     output:
         f"{GRID}/claims.md",
+        report(
+            f"{GRID}/claims.html",
+            category="0 Overview",
+            labels={"result": "Claims C1 to C11"},
+        ),
     log:
         f"{GRID}/claims.log",
     conda:
