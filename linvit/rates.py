@@ -63,8 +63,8 @@ class Rates(Part):
 
 
 def workload_of(run: RunSpec) -> Workload:
-    target = run.init.distill.target if run.init.distill else None
-    return Workload(run.size.name, run.variant.name, target, run.recipe.precision)
+    loss = run.init.distill.loss if run.init.distill else None
+    return Workload(run.size.name, run.variant.name, loss, run.recipe.precision)
 
 
 def workloads_of(
