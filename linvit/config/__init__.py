@@ -6,6 +6,7 @@ Nothing here imports torch: a login node that only builds the DAG reads this pac
 from linvit.config.errors import ConfigError, RunEnded, UserError, reason_of
 from linvit.config.mistakes import first_mistake
 from linvit.config.parts import (
+    DISTANCES,
     IMAGENET_MEAN,
     IMAGENET_STD,
     NO_SOURCE,
@@ -30,6 +31,7 @@ from linvit.config.targets import check_targets, resolve_class
 from linvit.config.yaml_file import read_yaml
 
 __all__ = [
+    "DISTANCES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "NO_SOURCE",

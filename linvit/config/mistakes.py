@@ -21,12 +21,12 @@ ALLOWED = {
     "dict_type": "keys with values",
     "finite_number": "a finite number",
     "float_type": "a number",
-    "greater_than": "above {gt:g}",
-    "greater_than_equal": "{ge:g} or above",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or above",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
-    "less_than": "below {lt:g}",
-    "less_than_equal": "up to {le:g}",
+    "less_than": "below {lt}",
+    "less_than_equal": "up to {le}",
     "literal_error": "{expected}",
     "model_attributes_type": "keys with values",
     "model_type": "keys with values",
@@ -110,8 +110,13 @@ def _told(errors: list[dict], kind: Any, key: tuple) -> str:
         return "missing; it has no default"
     if first["type"] not in ALLOWED:
         return " ".join(re.sub(r"^(Value error|Assertion failed), ", "", first["msg"]).split())
-    allowed = dict.fromkeys(ALLOWED[error["type"]].format(**error.get("ctx", {})) for error in errors)
+    allowed = dict.fromkeys(ALLOWED[error["type"]].format(**_rounded(error.get("ctx", {}))) for error in errors)
     return f"found {shown(first['input'])}; allowed: {' or '.join(allowed)}{_advice(first)}"
+
+
+def _rounded(bounds: dict[str, Any]) -> dict[str, Any]:
+    """As people write them: 1, not 1.0."""
+    return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in bounds.items()}
 
 
 def _advice(error: dict) -> str:

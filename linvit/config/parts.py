@@ -30,13 +30,14 @@ def _like(pattern: str, allowed: str) -> AfterValidator:
 
 
 LARGEST = 2**31 - 1
+"""Of counts; more than any model, data set or schedule has."""
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Seed = NonNegativeInt
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, _like(r".+", "text that is not empty")]
 # Names become folders: no separators, no dot at either end.
 Name = Annotated[

@@ -24,8 +24,10 @@ def check_targets(variants: Mapping[str, Variant], origin: str = "config.yaml", 
     Raises:
         ConfigError: one line with the key, what is not there, and where it was looked for or what is.
     """
+    # As absolute paths: importlib remembers what it finds in each.
+    path = [str(Path(folder).resolve()), str(Path.cwd()), *sys.path]
     for name, variant in variants.items():
-        if reason := _missing(variant.target, [str(folder), str(Path.cwd()), *sys.path]):
+        if reason := _missing(variant.target, path):
             raise ConfigError(f"{origin}: variants.{name}.target: {reason}")
 
 
