@@ -186,7 +186,7 @@ def test_a_bad_configuration_is_refused_before_any_job(study: Study, change: dic
 
 BROKEN = {
     "inits: &loop {mine: *loop}": "config.yaml:1: an alias inside of what it stands for; allowed: ",
-    "grid: !!python/object/apply:os.mkdir [ran]": "config.yaml:1: not valid YAML: could not determine a constructor",
+    "evil: !!python/object/apply:os.mkdir [ran]": "config.yaml:1: not valid YAML: could not determine a constructor",
     "__use_yte__: true\n__definitions__: [import os; os.mkdir('ran')]": "config.yaml: __use_yte__: templates may run",
 }
 
