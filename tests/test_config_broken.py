@@ -286,6 +286,12 @@ TRAPS = {
     "lr: 4.0e-3": [("lr: 2e-3", "recipes.xu2024-imagenet.lr: found '2e-3'; allowed: a number; write 2.0e-3 or 0.002")],
     "epochs: 45": [
         ("epochs: 3e2", "recipes.fashion-mini.epochs: found '3e2'; allowed: a whole number; write 300"),
+        ("epochs: 1e99", "recipes.fashion-mini.epochs: found '1e99'; allowed: a whole number\n"),
+        ("epochs: 1.5e0", "recipes.fashion-mini.epochs: found '1.5e0'; allowed: a whole number\n"),
+        ("epochs: '" + 4300 * "9" + "'", "recipes.fashion-mini.epochs: found '99"),
+        ("epochs: " + 4000 * "9", "recipes.fashion-mini.epochs: found 99"),
+        ("epochs: 45, lr: 1e999", "recipes.fashion-mini.lr: found '1e999'; allowed: a number; write 1.0e+999\n"),
+        ("epochs: 45, lr: 1.0e+999", "recipes.fashion-mini.lr: found inf; allowed: a finite number\n"),
         ("epochs: yes", "recipes.fashion-mini.epochs: found true; allowed: a whole number"),
         ("epochs: 0o10", "recipes.fashion-mini.epochs: found '0o10'; allowed: a whole number"),
         ("epochs: .nan", "recipes.fashion-mini.epochs: found nan; allowed: a whole number"),
