@@ -5,6 +5,7 @@ import resource
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 
 def pick_device() -> torch.device:
@@ -20,6 +21,13 @@ def pick_device() -> torch.device:
 def name_of(device: torch.device) -> str:
     """The GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; on a GPU the host does not wait, for the copy nor for what is queued."""
+    if device.type != "cuda" or tensor.device.type == "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
