@@ -81,8 +81,8 @@ class RandomResizedCrop:
 
     def _central(self, H: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.ratio
-        height = torch.where(W / H < low, (W / low).round().minimum(H), H)
-        width = torch.where(W / H > high, (H * high).round().minimum(W), W)
+        height = torch.where(low > W / H, (W / low).round().minimum(H), H)
+        width = torch.where(high < W / H, (H * high).round().minimum(W), W)
         return height, width
 
 

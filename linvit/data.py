@@ -214,7 +214,7 @@ class FileBatches(_TrainingSet):
         )
         for batch in batches:
             # Put together on the device: memory of the host that copies start from holds single chunks alone.
-            loaded = [[part.to(self.device, non_blocking=True) for part in chunk] for chunk in islice(chunks, len(batch))]
+            loaded = [[to_device(part, self.device) for part in chunk] for chunk in islice(chunks, len(batch))]
             images, labels = map(torch.cat, zip(*loaded, strict=True))
             yield images, labels
 
@@ -293,7 +293,7 @@ def _to_channels(images: Tensor, channels: int) -> Tensor:
 
 def _normalized(images: Tensor, dataset: Dataset) -> Tensor:
     """By the data set's statistics, in place."""
-    mean, std = (to_device(torch.tensor(values), images.device)[:, None, None] for values in (dataset.mean, dataset.std))
+    mean, std = to_device(torch.tensor([dataset.mean, dataset.std]), images.device)[..., None, None]
     return images.sub_(mean).div_(std)
 
 

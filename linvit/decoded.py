@@ -48,8 +48,10 @@ def read(dataset: Dataset, split: str, root: Path, folder: Path | None) -> Split
 
 def decoded(data: Split, dataset: Dataset, split: str, root: Path, folder: Path) -> Split:
     """The same split with its pixels mapped from `folder`; as it is where it is too large, or cannot be written."""
+    if dataset.test_of or max(len(data), dataset.train_size or 0) > LARGEST:
+        return data
     key = _key_of(data, dataset, split, root)
-    if key is None or dataset.test_of or max(len(data), dataset.train_size or 0) > LARGEST:
+    if key is None:
         return data
     path = folder / dataset.name / f"{split}.bin"
     kept = _found(path, key)
