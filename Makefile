@@ -34,7 +34,8 @@ $(VENV)/peer: $(VENV)/.installed
 		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 	touch $@
 
-bench: $(VENV)/peer  ## the Slurm executor beside Snakemake's own: calls, seconds, memory (half an hour)
+bench: $(VENV)/peer  ## the training step beside a bare loop; the Slurm executor beside Snakemake's own (40 minutes)
+	$(BIN)/python tests/bench/training.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 
 check: install   ## style, import order, workflow

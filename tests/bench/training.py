@@ -45,12 +45,12 @@ WAYS = {
 }
 
 NOTES = """
-Real batches: images per second of the loop over the set itself, divided by those of the bare loop; "batches alone" is
-the time to make them without training, as a part of the bare loop's. They are made in one thread, one step ahead: where
-another core is idle they cost next to nothing, and where none is their time adds to the step's.
+Real batches: images per second of the loop over the set itself, divided by those of the bare loop. "Batches alone" is
+the time to make them without training, as a part of the bare loop's: on a CPU it adds to the step's, and is what bounds
+the ratio; clipping, schedule and losses are the rest.
 
 Distilled: seconds of a step with a teacher, divided by those without (a forward pass more is 1.33). Ways: seconds of a
-step, divided by those of the plain float32 one.
+step, divided by those of the plain float32 one. A ViT has one convolution, so that runs have no use for channels_last.
 """
 
 
