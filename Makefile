@@ -36,6 +36,7 @@ $(VENV)/peer: $(VENV)/.installed
 
 bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md (an hour)
 	$(BIN)/python tests/bench/workflow.py
+	$(BIN)/python tests/bench/training.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 	$(BIN)/python tests/bench/page.py
 
