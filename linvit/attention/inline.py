@@ -6,7 +6,7 @@ Han et al. 2024 [arXiv:2412.06590]. The paper uses the attention-only form [arXi
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, full_precision
+from linvit.attention.base import Attention, full_precision, summaries
 
 
 class InlineAttention(Attention):
@@ -25,11 +25,11 @@ class InlineAttention(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q, k, v) as (q, k, v):
-            q = q * self.scale
-            k_mean, v_mean = k.mean(-2, keepdim=True), v.mean(-2, keepdim=True)
-            # q (k^T v / N) + (1 - q.kbar) vbar, with the mean keys folded into the small matrix.
-            kv = k.mT @ v / k.shape[-2] - k_mean.mT @ v_mean
-            return q @ kv + v_mean
+            N = k.shape[-2]
+            kv, k_sum, v_sum = summaries(k, v)
+            # q (k^T v / N) + (1 - q.kbar) vbar, with the scale and the mean keys folded into the small matrix.
+            kv = (kv - k_sum.mT @ (v_sum / N)) * (self.scale / N)
+            return (q @ kv).add_(v_sum / N)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
