@@ -72,10 +72,13 @@ class Attention(nn.Module):
             )
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, N, 3C] -> three [B, H, N, d]."""
-        B, N, _ = qkv.shape
-        q, k, v = qkv.reshape(B, N, 3, self.num_heads, self.head_dim).unbind(2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        """[B, N, 3C] -> three [B, H, N, d], contiguous."""
+        q, k, v = qkv.chunk(3, dim=-1)
+        return self.split(q), self.split(k), self.split(v)
+
+    def split(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, H, N, d], contiguous: every product would copy a strided view again."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2).contiguous()
 
     @staticmethod
     def merge(heads: Tensor) -> Tensor:
@@ -113,17 +116,9 @@ def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
 
 @contextmanager
 def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors in float32 and autocast off: sums over tokens and divisions lose too much in half precision.
-
-    They come contiguous, by the same copy: products of strided heads would copy them one by one, some transposed.
-    """
+    """The tensors in float32 and autocast off: sums over tokens and divisions lose too much in half precision."""
     with torch.autocast(tensors[0].device.type, enabled=False):
-        yield tuple(_full(tensor) for tensor in tensors)
-
-
-def _full(tensor: Tensor) -> Tensor:
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    return tensor.to(wide, memory_format=torch.contiguous_format).contiguous()
+        yield tuple(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors)
 
 
 def summaries(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,8 +36,7 @@ class InlineAttention(Attention):
         q, k, v = self.heads(self.qkv(x))
         out = self.merge(self.mix(q, k, v))
         if self.local is not None:
-            patches = self.merge(v)[:, self.num_prefix_tokens :]
-            residual = self.local(x, patches, self.grid_size)
+            residual = self.local(x, v[:, :, self.num_prefix_tokens :], self.grid_size)
             out = out + F.pad(residual, (0, 0, self.num_prefix_tokens, 0))
         return self.proj(out.to(x.dtype))
 
@@ -58,7 +57,7 @@ class LocalKernel(nn.Module):
         self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
 
     def forward(self, x: Tensor, values: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        """Tokens [B, N, C] and patch values [B, h w, C] -> [B, h w, C]."""
+        """Tokens [B, N, C] and patch values [B, H, h w, d] -> [B, h w, C]."""
         B, _, C = x.shape
         kernels = self.fc2(F.gelu(self.fc1(x.mean(1).unsqueeze(-1)))).reshape(B * C, 1, 3, 3)
         image = values.mT.reshape(1, B * C, *grid_size)

@@ -21,10 +21,9 @@ class KernelAttention(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q, k, v) as (q, k, v):
-            q, k = self.phi(q), self.phi(k)
-            kv, k_sum, _ = summaries(k, v)
+            kv, k_sum, _ = summaries(self.phi(k), v)
             # One product gives the sums of the values and, in its last column, the normaliser.
-            out = q @ torch.cat([kv, k_sum.mT], dim=-1)
+            out = self.phi(q) @ torch.cat([kv, k_sum.mT], dim=-1)
             return out[..., :-1] * (out[..., -1:] + EPS).reciprocal()
 
     def attention_map(self, x: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ class MhlaAttention(Attention):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        q, k = F.relu(self.q_norm(q)) + EPS, F.relu(self.k_norm(k)) + EPS
-        with full_precision(*map(self._to_windows, (q, k, v))) as windows:
+        q, k = (self._to_windows(F.relu(norm(t)) + EPS) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
+        with full_precision(q, k, self._to_windows(v)) as windows:
             out = self._from_windows(self.mix(*windows))
         out = out.to(x.dtype) + self._positional(v).to(x.dtype)
         return self.proj(out)

@@ -33,14 +33,17 @@ class TttAttention(Attention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
-        C, d = self.num_heads * self.head_dim, self.head_dim
-        *swiglu, q2, k2, v2 = self.qkv(x).split([C, C, C, d, d, d], dim=-1)
-        heads = (t.unflatten(-1, (self.num_heads, d)).transpose(1, 2) for t in swiglu)
-        with full_precision(*heads, q2, k2, v2) as (q, k, v, q2, k2, v2):
-            heads, conv = self.mix(q, k, v), self.mix_conv(q2, k2, v2)
+        with full_precision(*self.heads(self.qkv(x))) as (q, k, v, *images):
+            out, conv = self.mix(q, k, v), self.mix_conv(*images)
             # The convolution is one head more.
-            out = torch.cat([heads.transpose(1, 2), conv.unsqueeze(2)], dim=2).flatten(2)
+            out = torch.cat([out.transpose(1, 2), conv.unsqueeze(2)], dim=2).flatten(2)
         return self.proj(out.to(x.dtype))
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """[B, N, 3C + 3d] -> three [B, H, N, d] of the SwiGLU, three [B d, 1, h, w] of the convolution."""
+        C, d = self.num_heads * self.head_dim, self.head_dim
+        *swiglu, q, k, v = qkv.split([C, C, C, d, d, d], dim=-1)
+        return (*map(self.split, swiglu), *(t.mT.reshape(-1, 1, *self.grid_size) for t in (q, k, v)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The SwiGLU branch: three [B, H, N, d] -> [B, H, N, d]."""
@@ -64,15 +67,13 @@ class TttAttention(Attention):
         return w + direction * (step / (step * norm(direction, -2) + 1))
 
     def mix_conv(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The convolution branch: three [B, N, d] -> [B, N, d]."""
-        B, N, d = q.shape
-        q, k, v = (t.mT.reshape(B * d, 1, *self.grid_size) for t in (q, k, v))
+        """The convolution branch: three [B d, 1, h, w] -> [B, N, d]."""
         # The gradient of <conv(k, w), error> in w.
-        direction = _Correlation.apply(k, v).reshape(B, d, 9)
-        step = SCALE / N
-        update = (direction * (step / (step * norm(direction, -1) + 1))).reshape(B, d, 1, 3, 3)
-        kernels = (self.w3.to(update.dtype) + update).reshape(B * d, 1, 3, 3)
-        return convolved(q, kernels).reshape(B, d, N).mT
+        direction = _Correlation.apply(k, v)
+        step = SCALE / k[0].numel()
+        update = direction * (step / (step * norm(direction, (-2, -1)) + 1))
+        kernels = update.unflatten(0, (-1, self.head_dim)) + self.w3.to(update.dtype)
+        return convolved(q, kernels.flatten(0, 1)).reshape(-1, self.head_dim, k[0].numel()).mT
 
     def softmax_view(self) -> dict[str, Tensor]:
         """The 3C standard rows of `qkv`."""
@@ -80,8 +81,8 @@ class TttAttention(Attention):
         return {name: tensor[:rows] for name, tensor in super().softmax_view().items()}
 
 
-def norm(x: Tensor, dim: int) -> Tensor:
-    """The Euclidean norm along a dimension, kept; its gradient at zero is zero."""
+def norm(x: Tensor, dim: int | tuple[int, int]) -> Tensor:
+    """The Euclidean norm along dimensions, kept; its gradient at zero is zero."""
     return (x.square().sum(dim, keepdim=True) + 1e-30).sqrt()
 
 
