@@ -46,8 +46,8 @@ class Row:
 
 def batch_of(resolution: int, device: torch.device) -> int:
     """Images in a batch: as many pixels at every resolution, up to one image that has more."""
-    images = 256 if device.type == "cuda" else 8
-    return max(1, images * 224**2 // resolution**2)
+    images = 256 if device.type == "cuda" else 16
+    return max(1, round(images * 224**2 / resolution**2))
 
 
 def forward_of(study: Study, size: Size, variant: str, batch: int, device: torch.device, precision: str) -> Callable:
@@ -163,7 +163,7 @@ def figure(rows: list[Row], title: str) -> Figure:
             draw(ax, curves, sorted({row.resolution for row in rows if row.mode == mode}))
             ax.set(title=mode.capitalize(), xlabel="resolution (px)")
         panels[0].set_ylabel("seconds per image")
-        drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=7)
+        drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
         drawn.supxlabel(title, fontsize=6.5)
     return drawn
 
