@@ -34,8 +34,11 @@ $(VENV)/peer: $(VENV)/.installed
 		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 	touch $@
 
-bench: $(VENV)/peer  ## the Slurm executor beside Snakemake's own: calls, seconds, memory (half an hour)
+bench: $(VENV)/peer  ## operators and whole ViTs beside Softmax, the Slurm executor beside Snakemake's own (an hour)
+	$(BIN)/python tests/bench/operators.py
+	$(BIN)/python tests/bench/inference.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
+	$(BIN)/python tests/bench/page.py
 
 check: install   ## style, import order, workflow
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from linvit.figures.style import COLORS
 
@@ -28,5 +28,7 @@ def draw(ax: Axes, curves: Mapping[str, Mapping[float, float]], ticks: Sequence[
     ax.set(xscale="log", yscale="log")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.grid(which="major", axis="both")

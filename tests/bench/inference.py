@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = {"circumstances": found, "size": told.size, "precision": told.precision, "stopped": stopped}
     results["rows"] = [asdict(row) for row in rows]
     write(told.out, "inference", results, page(results, rows))
-    drawn = figure(rows, f"ViT, {told.size}, {told.precision}; {found['device']}, {found['threads']} threads")
+    drawn = figure(rows, f"ViT, {told.size}, {told.precision}; {found['device']}, threads: {found['threads']}")
     for suffix in ("png", "pdf"):
         save(drawn, told.out / f"inference.{suffix}")
     print(told.out / "inference.md")

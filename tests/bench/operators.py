@@ -47,6 +47,8 @@ SIDES = (14, 28, 56)
 BETWEEN = (8, 10, 12, 18, 22)  # further grids, on which the operators are timed against Softmax alone
 SHORT, LONG, LONGEST = (side**2 for side in SIDES)
 
+DRAWN = ("softmax_seconds", "reference_seconds")
+
 NOTES = """
 ÷: ours divided by the formula's (`tests/bench/naive.py`) or by Softmax's (timm's, fused). MiB: the most that our call
 holds beyond weights and tokens, gradients included. Bfloat16 is autocast; there our operators take sums and divisions
@@ -271,12 +273,14 @@ def figure(rows: list[Row]) -> Figure:
     shown = [row for row in rows if (row.size, row.precision, row.passes) == (size, rows[0].precision, PASSES[1])]
     with rc_context(STYLE):
         drawn = Figure(figsize=(7, 3), layout="constrained")
-        for ax, of, other in zip(drawn.subplots(1, 2), shares_drawn, ("Softmax attention", "formula"), strict=True):
+        for ax, of, other in zip(drawn.subplots(1, 2), DRAWN, ("Softmax attention", "formula"), strict=True):
             curves: dict[str, dict[float, float]] = {}
             for row in shown:
                 if (ratio := row.over(of)) is not None:
                     curves.setdefault(row.operator, {})[row.tokens] = ratio
             draw(ax, curves, sorted({tokens for points in curves.values() for tokens in points}))
+            if of == "reference_seconds":
+                ax.set_yscale("linear")  # all lie near one
             ax.axhline(1, **REFERENCE)
             ax.set(title=f"Time ÷ {other}'s", xlabel="tokens")
         drawn.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=len(OPERATORS))
@@ -287,9 +291,6 @@ def figure(rows: list[Row]) -> Figure:
             f"{size}, {rows[0].precision}, forward and backward; images in a batch: {batches}", fontsize=6.5
         )
     return drawn
-
-
-shares_drawn = ("softmax_seconds", "reference_seconds")
 
 
 def carry_out(told: argparse.Namespace, device: torch.device) -> list[Row]:
