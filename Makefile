@@ -35,8 +35,10 @@ $(VENV)/peer: $(VENV)/.installed
 	touch $@
 
 bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md (an hour)
-	$(BIN)/python tests/bench/workflow.py
+	$(BIN)/python tests/bench/operators.py
+	$(BIN)/python tests/bench/inference.py
 	$(BIN)/python tests/bench/training.py
+	$(BIN)/python tests/bench/workflow.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 	$(BIN)/python tests/bench/page.py
 
