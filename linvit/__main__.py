@@ -52,12 +52,19 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def dataset(options: argparse.Namespace) -> None:
-    """Check that a data set is there and of the expected size (with --download, fetch it), and write a manifest."""
+    """Check that a data set is there and of the expected size (with --download, fetch it), and write a manifest.
+
+    A small one is decoded into a folder beside the manifest, for the runs that will use it.
+    """
     from linvit import datasets
+    from linvit.decoded import decoded
     from linvit.files import write_text
 
     part = _read(Dataset, options.dataset)
-    sizes = {split: len(datasets.read(part, split, options.data, download=options.download)) for split in part.splits}
+    sizes = {}
+    for split in part.splits:
+        found = datasets.read(part, split, options.data, download=options.download)
+        sizes[split] = len(decoded(found, part, split, options.data, options.out.parent))
     write_text(
         options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
     )
@@ -171,11 +178,13 @@ def parser() -> argparse.ArgumentParser:
     command = _command(commands, source)
     command.add_argument("source", help="the source as JSON, or a file with it")
     _add_compute(command)
+    _add_decoded(command)
     command.add_argument("--out", type=Path, required=True, help="folder for the weights and their manifest")
 
     command = _command(commands, train)
     command.add_argument("spec", help="the run as JSON, or a spec.json")
     _add_compute(command)
+    _add_decoded(command)
     command.add_argument("--sources", type=Path, default=Path("results/sources"), help="folder of prepared sources")
     command.add_argument("--out", type=Path, required=True, help="the run's folder")
 
@@ -230,8 +239,17 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=int, help="processes that decode images; default: one fewer than threads")
 
 
+def _add_decoded(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--decoded", type=Path, help="folder of decoded data sets, to share; default: none")
+
+
 def _compute(options: argparse.Namespace) -> dict[str, Any]:
-    return {"data_root": options.data, "workers": _workers(options), "stop": stop_on_signal()}
+    return {
+        "data_root": options.data,
+        "decoded_folder": options.decoded,
+        "workers": _workers(options),
+        "stop": stop_on_signal(),
+    }
 
 
 def _ood(options: argparse.Namespace) -> "DataFrame | None":

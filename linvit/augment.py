@@ -1,16 +1,39 @@
 """Random-resized crop, flip and colour jitter on whole batches, drawn for each image on its own.
 
-Equal in distribution to torchvision's per-image transforms, at a fraction of their cost for small images.
-All draws come from the generator that is passed in, so that they can be repeated.
+Equal in distribution to torchvision's per-image transforms, at a fraction of their cost for small images. All draws
+are made on the CPU, from the generator that is passed in, so that they can be repeated; none of them is read back from
+a device.
 """
 
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Generator, Tensor
-from torchvision.transforms.v2.functional import rgb_to_grayscale
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize, rgb_to_grayscale
+
+from linvit.device import to_device
 
 CROP_TRIES = 10  # as in torchvision
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decided for each image of a batch, on the CPU."""
+
+    boxes: Tensor
+    """[B, 4] integers: top, left, height, width."""
+    flips: Tensor
+    """[B] booleans."""
+    factors: Tensor
+    """[B, 3]: of brightness, contrast and saturation."""
+    orders: Tensor
+    """[B, 3]: a permutation of these three."""
+
+    def __getitem__(self, part: slice) -> "Draws":
+        """Those of a part of the images."""
+        return Draws(*(values[part] for values in (self.boxes, self.flips, self.factors, self.orders)))
 
 
 @dataclass(frozen=True)
@@ -22,36 +45,72 @@ class RandomResizedCrop:
     ratio: tuple[float, float]
     interpolation: str
 
-    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """[B, C, H, W] -> [B, C, size, size]."""
-        top, left, height, width = self.boxes(len(images), images.shape[-2:], generator).to(images.device).unbind(1)
+    def __call__(self, images: Tensor, boxes: Tensor) -> Tensor:
+        """[B, C, H, W] and their boxes [B, 4] -> [B, C, size, size]; without antialiasing: for small images."""
+        top, left, height, width = to_device(boxes, images.device).unbind(1)
         rows = _resampling(top, height, self.size, images.shape[-2], self.interpolation)
         columns = _resampling(left, width, self.size, images.shape[-1], self.interpolation)
         return rows[:, None] @ images @ columns[:, None].mT
 
-    def boxes(self, n: int, image_size: tuple[int, int], generator: Generator) -> Tensor:
-        """[n, 4] integers: top, left, height, width, the first of ten tries that fits, else a central crop."""
-        H, W = image_size
-        area = H * W * _uniform((n, CROP_TRIES), *self.scale, generator)
+    def single(self, image: Tensor, box: Tensor) -> Tensor:
+        """One image of any size, uint8 [C, H, W] -> uint8 [C, size, size], antialiased as Pillow does it."""
+        top, left, height, width = box.tolist()
+        cropped = image[:, top : top + height, left : left + width]
+        return resize(cropped, [self.size, self.size], InterpolationMode(self.interpolation), antialias=True)
+
+    def boxes(self, sizes: Tensor, generator: Generator) -> Tensor:
+        """Boxes [B, 4] in images of these heights and widths [B, 2]: top, left, height, width.
+
+        The first of ten tries that fits, else a central crop.
+        """
+        n, (H, W) = len(sizes), sizes.unbind(1)
+        area = (H * W)[:, None] * _uniform((n, CROP_TRIES), *self.scale, generator)
         log_ratio = torch.tensor(self.ratio, dtype=torch.float64).log()
         ratio = _uniform((n, CROP_TRIES), *log_ratio.tolist(), generator).exp()
         widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-        fits = (widths > 0) & (widths <= W) & (heights > 0) & (heights <= H)
+        fits = (widths > 0) & (widths <= W[:, None]) & (heights > 0) & (heights <= H[:, None])
         found, first = fits.any(1), fits.double().argmax(1, keepdim=True)
-        central_height, central_width = self._central(H, W)
+        central_height, central_width = self._central(H.double(), W.double())
         height = torch.where(found, heights.gather(1, first)[:, 0], central_height)
         width = torch.where(found, widths.gather(1, first)[:, 0], central_width)
         top = (_uniform((n,), 0, 1, generator) * (H - height + 1)).floor()
         left = (_uniform((n,), 0, 1, generator) * (W - width + 1)).floor()
-        top = torch.where(found, top, (H - central_height) // 2)
-        left = torch.where(found, left, (W - central_width) // 2)
+        top = torch.where(found, top, (H - central_height).div(2, rounding_mode="floor"))
+        left = torch.where(found, left, (W - central_width).div(2, rounding_mode="floor"))
         return torch.stack([top, left, height, width], dim=1).long()
 
-    def _central(self, H: int, W: int) -> tuple[float, float]:
+    def _central(self, H: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.ratio
-        height = min(H, round(W / low)) if low > W / H else H
-        width = min(W, round(H * high)) if high < W / H else W
-        return float(height), float(width)
+        height = torch.where(low > W / H, (W / low).round().minimum(H), H)
+        width = torch.where(high < W / H, (H * high).round().minimum(W), W)
+        return height, width
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A crop, a flip with some probability, and colour jitter of some strength, for images in [0, 1]."""
+
+    crop: RandomResizedCrop
+    flip: float
+    jitter: float
+
+    def draw(self, sizes: Tensor, generator: Generator) -> Draws:
+        """For images of these heights and widths [B, 2]."""
+        boxes = self.crop.boxes(sizes, generator)
+        return Draws(
+            boxes,
+            torch.rand(len(sizes), generator=generator) < self.flip,
+            *jitter_draws(len(sizes), self.jitter, generator),
+        )
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """[B, C, H, W] -> [B, C, size, size]."""
+        return self.finish(self.crop(images, draws.boxes).clamp_(0, 1), draws)
+
+    def finish(self, images: Tensor, draws: Draws) -> Tensor:
+        """What follows the crop."""
+        images = flip(images, draws.flips)
+        return color_jitter(images, draws.factors, draws.orders) if self.jitter else images
 
 
 def _resampling(start: Tensor, length: Tensor, size: int, extent: int, interpolation: str) -> Tensor:
@@ -84,43 +143,56 @@ def _cubic(distance: Tensor, a: float = -0.75) -> Tensor:
 KERNELS = {"bilinear": _linear, "bicubic": _cubic}
 
 
-def random_flip(images: Tensor, probability: float, generator: Generator) -> Tensor:
-    """Mirror each image [B, C, H, W] left to right with this probability."""
-    flipped = torch.rand(len(images), generator=generator) < probability
-    return torch.where(_per_image(flipped, images), images.flip(-1), images)
+def flip(images: Tensor, flips: Tensor) -> Tensor:
+    """Mirror the chosen ones of the images [B, C, H, W] left to right."""
+    chosen = to_device(flips.nonzero()[:, 0], images.device)
+    return images.index_copy(0, chosen, images[chosen].flip(-1))
 
 
-def color_jitter(images: Tensor, strength: float, generator: Generator) -> Tensor:
-    """Brightness, contrast and saturation, each by a factor in 1 +- strength, in random order: [B, C, H, W] in [0, 1].
+def jitter_draws(n: int, strength: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Factors [n, 3] in 1 +- strength of brightness, contrast and saturation, and the orders [n, 3] they come in."""
+    factors = _uniform((3, n), max(0.0, 1 - strength), 1 + strength, generator)
+    return factors.mT, torch.rand(n, 3, generator=generator).argsort(1)
+
+
+def color_jitter(images: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
+    """Brightness, contrast and saturation, each by the image's factor, in its order: [B, C, H, W] in [0, 1].
 
     Grey images have no saturation to change.
     """
-    factors = _uniform((3, len(images)), max(0.0, 1 - strength), 1 + strength, generator)
-    brightness, contrast, saturation = (_per_image(f, images).to(images) for f in factors)
-    order = torch.rand(len(images), 3, generator=generator).argsort(1)
-    for operation in order.unbind(1):
-        chosen = _per_image(operation, images)
-        changed = torch.where(chosen == 0, images * brightness, _towards_mean_grey(images, contrast))
-        changed = torch.where(chosen == 2, _towards_grey(images, saturation), changed)
-        images = changed.clamp(0, 1)
-    return images
+    jittered = torch.empty_like(images)
+    # Images of one order go together, so that each goes through three operations and not through nine.
+    for order in permutations(range(3)):
+        members = (orders == torch.tensor(order)).all(1).nonzero()[:, 0]
+        by = to_device(factors[members].to(images.dtype), images.device)
+        chosen = to_device(members, images.device)
+        group = images[chosen]
+        for number in order:
+            group = ADJUSTMENTS[number](group, by[:, number, None, None, None]).clamp_(0, 1)
+        jittered.index_copy_(0, chosen, group)
+    return jittered
 
 
-def _towards_mean_grey(images: Tensor, factor: Tensor) -> Tensor:
+def _brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return images * factor
+
+
+def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     mean = _grey(images).mean((-3, -2, -1), keepdim=True)
     return torch.lerp(mean.expand_as(images), images, factor)
 
 
-def _towards_grey(images: Tensor, factor: Tensor) -> Tensor:
+def _saturation(images: Tensor, factor: Tensor) -> Tensor:
+    if images.shape[-3] == 1:
+        return images
     return torch.lerp(_grey(images).expand_as(images), images, factor)
+
+
+ADJUSTMENTS = (_brightness, _contrast, _saturation)
 
 
 def _grey(images: Tensor) -> Tensor:
     return images if images.shape[-3] == 1 else rgb_to_grayscale(images)
-
-
-def _per_image(values: Tensor, images: Tensor) -> Tensor:
-    return values.to(images.device)[:, None, None, None]
 
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, generator: Generator) -> Tensor:

@@ -313,7 +313,12 @@ class Recipe(Part):
     eval_every: PositiveInt = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of forward passes. "auto": bfloat16 on GPUs that have it, else float32; `metrics.json` says which."""
+    compile: bool = False
+    """Whether the model is compiled by torch for training."""
+    grad_checkpointing: bool = False
+    """Whether blocks are computed again in the backward pass, which takes less memory and more time."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> "Recipe":

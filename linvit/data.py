@@ -1,7 +1,8 @@
 """The batches that training and evaluation see.
 
-Sets in memory are augmented in batches; all others are read file by file through a DataLoader. Either way, what a
-batch holds depends on the seed, the epoch and the step alone, never on the number of workers or on what ran before.
+Decoded sets are augmented in batches, one batch ahead of the step; all others are read file by file through a
+DataLoader. Either way, what a batch holds depends on the seed, the epoch and the step alone, never on the number of
+workers or on what ran before.
 """
 
 import logging
@@ -9,7 +10,10 @@ import math
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,14 +24,16 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from linvit.augment import RandomResizedCrop, color_jitter, random_flip
+from linvit.augment import Augmentation, Draws, RandomResizedCrop
 from linvit.config import Dataset, Recipe, Size
-from linvit.datasets import DataError, Images, Split
+from linvit.datasets import DataError, Images, Packed, Split
+from linvit.device import to_device
 from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 OUTLIVED_SECONDS = 20  # by loading processes, after a signal that ends the job
+CHUNK = 64  # images that a loading process hands over at a time: a whole batch of 4,096 would be 2.4 GB and late
 
 Batch = tuple[Tensor, Tensor]
 Stream = Callable[..., int]
@@ -76,9 +82,10 @@ def training_batches(
             f"{smallest}, fewer than the {ranks.size} ranks; use fewer ranks or another batch_size"
         )
     per_image = recipe.auto_augment or recipe.random_erasing
-    if isinstance(data, Images) and not per_image:
-        return ArrayBatches(data, dataset, recipe, size, stream, device, ranks)
-    return FileBatches(data, dataset, recipe, size, stream, device, ranks, workers)
+    kind = {Images: ArrayBatches, Packed: PackedBatches}.get(type(data))
+    if kind is None or per_image:
+        kind = FileBatches
+    return kind(data, dataset, recipe, size, stream, device, ranks, workers)
 
 
 def evaluation_batches(
@@ -103,45 +110,76 @@ def evaluation_batches(
 
 @dataclass(frozen=True)
 class _TrainingSet:
-    """What both kinds of training set are made of."""
+    """What all kinds of training set are made of."""
 
     data: Split
     dataset: Dataset
     recipe: Recipe
     size: Size
     stream: Stream
-    device: torch.device
-    ranks: Ranks
+    device: torch.device = torch.device("cpu")
+    ranks: Ranks = Ranks()
+    workers: int = 0
 
     def __len__(self) -> int:
         return -(-len(self.data) // self.recipe.batch_size)
 
+    def order(self, epoch: int) -> tuple[Tensor, ...]:
+        """The images of each batch of an epoch."""
+        return epoch_order(len(self.data), epoch, self.stream).split(self.recipe.batch_size)
+
 
 class ArrayBatches(_TrainingSet):
-    """An in-memory training set, augmented batch by batch on the device."""
+    """A training set of decoded images of one size, augmented batch by batch on the device."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        order = epoch_order(len(self.data), epoch, self.stream)
-        for step, indices in enumerate(order.split(self.recipe.batch_size)[start:], start):
-            generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
-            images = _to_channels(self.data.images[indices].to(self.device), self.size.channels)
-            # Every rank augments all images, since the draws of each depend on the batch it is in.
-            mine = self.ranks.part(len(indices))
-            yield self.augment(images.float() / 255, generator)[mine], self.data.labels[indices][mine].to(self.device)
+        return one_ahead(self._drawn(epoch, start))
 
-    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images in [0, 1] -> augmented and normalised."""
+    def _drawn(self, epoch: int, start: int) -> Iterator[Batch]:
+        for step, indices in enumerate(self.order(epoch)[start:], start):
+            generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
+            # Drawn for all ranks' images alike, since the draws of each depend on the batch it is in.
+            mine = self.ranks.part(len(indices))
+            draws = self.augmentation.draw(self.data.sizes(indices), generator)[mine]
+            labels = to_device(self.data.labels[indices[mine]], self.device)
+            yield _normalized(self.augmented(indices[mine], draws), self.dataset), labels
+
+    def augmented(self, indices: Tensor, draws: Draws) -> Tensor:
+        """Images in [0, 1] on the device."""
+        images = to_device(self.data.images[indices], self.device)
+        return self.augmentation(_to_channels(images, self.size.channels).float().div_(255), draws)
+
+    @cached_property
+    def augmentation(self) -> Augmentation:
         recipe = self.recipe
         crop = RandomResizedCrop(self.size.image_size, recipe.crop_scale, recipe.crop_ratio, recipe.interpolation)
-        images = random_flip(crop(images, generator).clamp(0, 1), recipe.flip, generator)
-        if recipe.color_jitter:
-            images = color_jitter(images, recipe.color_jitter, generator)
-        return F.normalize(images, list(self.dataset.mean), list(self.dataset.std))
+        return Augmentation(crop, recipe.flip, recipe.color_jitter)
+
+
+class PackedBatches(ArrayBatches):
+    """A training set of decoded images of many sizes: cropped one by one on the host, augmented further in batches."""
+
+    def augmented(self, indices: Tensor, draws: Draws) -> Tensor:
+        with ThreadPoolExecutor(max(1, self.workers)) as threads:
+            images = torch.stack(list(threads.map(self.cropped, indices.tolist(), draws.boxes)))
+        return self.augmentation.finish(to_device(images, self.device).float().div_(255), draws)
+
+    def cropped(self, index: int, box: Tensor) -> Tensor:
+        return _to_channels(self.augmentation.crop.single(self.data.pixels_of(index), box), self.size.channels)
+
+
+def one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each made in a thread while the one before it is used; they must not draw from global state."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
 
 
 @dataclass(frozen=True)
 class ArrayEvaluation:
-    """An in-memory test set."""
+    """A test set of decoded images of one size."""
 
     data: Images
     dataset: Dataset
@@ -151,32 +189,34 @@ class ArrayEvaluation:
 
     def __iter__(self) -> Iterator[Batch]:
         for indices in torch.arange(len(self.data)).split(self.recipe.batch_size):
-            images = _to_channels(self.data.images[indices].to(self.device), self.size.channels)
-            yield self.prepare(images.float() / 255), self.data.labels[indices].to(self.device)
+            images = _to_channels(to_device(self.data.images[indices], self.device), self.size.channels)
+            yield self.prepare(images.float() / 255), to_device(self.data.labels[indices], self.device)
 
     def prepare(self, images: Tensor) -> Tensor:
         side = self.size.image_size
         mode = F.InterpolationMode(self.recipe.interpolation)
         images = F.resize(images, [math.floor(side / self.recipe.eval_crop)], mode, antialias=True)
-        images = F.center_crop(images, [side, side]).clamp(0, 1)
-        return F.normalize(images, list(self.dataset.mean), list(self.dataset.std))
+        return _normalized(F.center_crop(images, [side, side]).clamp(0, 1), self.dataset)
 
 
-@dataclass(frozen=True)
 class FileBatches(_TrainingSet):
     """A training set of images that are decoded and augmented one by one, by worker processes."""
 
-    workers: int
-
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         transform = _per_image_transform(self.dataset, self.recipe, self.size, training=True)
-        seed = self.stream("augment", epoch)
-        batches = epoch_order(len(self.data), epoch, self.stream).split(self.recipe.batch_size)[start:]
-        yield from torch.utils.data.DataLoader(
-            Transformed(self.data, transform, self.size.channels, seed),
-            batch_sampler=[batch[self.ranks.part(len(batch))].tolist() for batch in batches],
-            **_loading(self.device, self.workers),
+        batches = [batch[self.ranks.part(len(batch))].split(CHUNK) for batch in self.order(epoch)[start:]]
+        chunks = iter(
+            torch.utils.data.DataLoader(
+                Transformed(self.data, transform, self.size.channels, self.stream("augment", epoch)),
+                batch_sampler=[chunk.tolist() for batch in batches for chunk in batch],
+                **_loading(self.device, self.workers),
+            )
         )
+        for batch in batches:
+            # Put together on the device: memory of the host that copies start from holds single chunks alone.
+            loaded = [[to_device(part, self.device) for part in chunk] for chunk in islice(chunks, len(batch))]
+            images, labels = map(torch.cat, zip(*loaded, strict=True))
+            yield images, labels
 
 
 @dataclass(frozen=True)
@@ -245,9 +285,16 @@ def _per_image_transform(dataset: Dataset, recipe: Recipe, size: Size, *, traini
 
 
 def _to_channels(images: Tensor, channels: int) -> Tensor:
-    if images.shape[1] == channels:
+    """[..., C, H, W] of one channel or three -> of as many as asked for."""
+    if images.shape[-3] == channels:
         return images
-    return F.rgb_to_grayscale(images) if channels == 1 else images.expand(-1, channels, -1, -1)
+    return F.rgb_to_grayscale(images) if channels == 1 else images.repeat_interleave(channels, -3)
+
+
+def _normalized(images: Tensor, dataset: Dataset) -> Tensor:
+    """By the data set's statistics, in place."""
+    mean, std = to_device(torch.tensor([dataset.mean, dataset.std]), images.device)[..., None, None]
+    return images.sub_(mean).div_(std)
 
 
 def _outlive_signals(worker: int) -> None:

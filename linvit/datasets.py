@@ -5,6 +5,7 @@ import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import as_file
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +41,40 @@ class Images:
         """As a torchvision data set gives it, for transforms that work on single images."""
         return F.to_pil_image(self.images[index]), int(self.labels[index])
 
+    def sizes(self, indices: Tensor) -> Tensor:
+        """Heights and widths [B, 2] of these images."""
+        return torch.tensor(self.images.shape[-2:]).expand(len(indices), 2)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A decoded split of images of many sizes: their bytes in a row, each image's as [H, W, C]."""
+
+    pixels: Tensor
+    shapes: Tensor
+    """[n, 3]: height, width, channels."""
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        return F.to_pil_image(self.pixels_of(index)), int(self.labels[index])
+
+    def pixels_of(self, index: int) -> Tensor:
+        """uint8 [C, H, W], in place."""
+        height, width, channels = self.shapes[index].tolist()
+        start = int(self.starts[index])
+        return self.pixels[start : start + height * width * channels].view(height, width, channels).permute(2, 0, 1)
+
+    def sizes(self, indices: Tensor) -> Tensor:
+        """Heights and widths [B, 2] of these images."""
+        return self.shapes[indices, :2]
+
+    @cached_property
+    def starts(self) -> Tensor:
+        return self.shapes.prod(1).cumsum(0) - self.shapes.prod(1)
+
 
 @dataclass(frozen=True)
 class Shards(torch.utils.data.Dataset):
@@ -56,7 +91,7 @@ class Shards(torch.utils.data.Dataset):
         return PIL.Image.open(file), int(label)
 
 
-Split = Images | torch.utils.data.Dataset
+Split = Images | Packed | torch.utils.data.Dataset
 
 
 def read(dataset: Dataset, split: str, root: str | Path, *, download: bool = False) -> Split:
@@ -173,7 +208,7 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
 
 
 def _read_timm(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
-    folder = (root / dataset.timm.removeprefix("hfds/")).absolute()
+    folder = shards_folder(dataset, root)
     if not folder.is_dir():
         raise _missing(dataset, folder, "put the data set's shards there (parquet, or WebDataset's tar files)")
     if find_spec("datasets") is None:
@@ -187,6 +222,11 @@ def _read_timm(dataset: Dataset, split: str, root: Path, download: bool) -> Spli
         reason = reason_of(error.__cause__ or error)
         raise DataError(f"data set {dataset.name!r}: {folder} cannot be read with {arguments}: {reason}") from error
     return Shards(reader, labels)
+
+
+def shards_folder(dataset: Dataset, root: Path) -> Path:
+    """Where the shards of a `timm` data set lie."""
+    return (root / dataset.timm.removeprefix("hfds/")).absolute()
 
 
 class Folder(torchvision.datasets.ImageFolder):

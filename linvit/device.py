@@ -5,6 +5,7 @@ import resource
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 
 def pick_device() -> torch.device:
@@ -22,9 +23,25 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; on a GPU the host does not wait, for the copy nor for what is queued."""
+    if device.type != "cuda" or tensor.device.type == "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """The precision that "auto" means on a device: bfloat16 on a GPU that has it, else float32."""
+    if precision != "auto":
+        return precision
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """Mixed precision for the forward pass; with "float32" nothing is cast."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
+    enabled = precision_on(device, precision) == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -57,7 +57,9 @@ class AttentionDistillation:
         self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
-        self._hooks = [
+        self._listening = False
+        self._hooks = [student.register_forward_pre_hook(self._listen)]
+        self._hooks += [
             _hooked(block.attn, settings.target).register_forward_hook(self._recorder(record))
             for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
             for block in vit.blocks
@@ -65,14 +67,14 @@ class AttentionDistillation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """lambda x L_distill for the images [B, 3, H, W] that the student has just seen; a scalar."""
-        of_student = _emptied(self._of_student)
+        of_student, self._listening = _emptied(self._of_student), False
         if len(of_student) != len(self.teacher.blocks):
             raise RuntimeError("run the student in training mode on these images first, once for each call")
         self._of_teacher.clear()  # of passes that someone else made
-        with torch.no_grad():
+        with torch.inference_mode():
             self.teacher.forward_features(images)
         pairs = zip(of_student, _emptied(self._of_teacher), strict=True)
-        losses = torch.stack([self.distance(s.float(), t[:, self.extra_tokens :].float()) for s, t in pairs])
+        losses = torch.stack([self.distance(s.float(), self._wanted(t)) for s, t in pairs])
         return self.weight * getattr(losses, self.reduction)()
 
     def remove(self) -> None:
@@ -80,11 +82,21 @@ class AttentionDistillation:
         for hook in self._hooks:
             hook.remove()
 
+    def _wanted(self, recorded: Tensor) -> Tensor:
+        """What the student should show; a copy, since autograd keeps no tensor of inference mode."""
+        return recorded[:, self.extra_tokens :].to(torch.float32, copy=True)
+
+    def _listen(self, student: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._listening = student.training
+
     def _recorder(self, record: list[Tensor]):
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # Evaluation passes of the student are nobody's business; the teacher is always in eval mode.
+            # Evaluation passes of the student are nobody's business; the teacher is always in eval mode. A block that
+            # checkpointing computes again must do all that it did, maps included, but has been heard already.
             if module.training or record is self._of_teacher:
-                record.append(self.capture(module, inputs[0], output))
+                seen = self.capture(module, inputs[0], output)
+                if self._listening or record is self._of_teacher:
+                    record.append(seen)
 
         return hook
 

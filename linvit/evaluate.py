@@ -23,7 +23,7 @@ def evaluate(
     device = next(model.parameters()).device
     hits, images = torch.zeros(2, dtype=torch.long, device=device), 0
     for inputs, labels in batches:
-        labels = labels.to(device)
+        labels = labels.to(device, non_blocking=True)
         with autocast(device, precision):
             logits = model(inputs.to(device, non_blocking=True))
         ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from linvit.config import Recipe, RunEnded
 from linvit.data import Batches, Stream
-from linvit.device import autocast
+from linvit.device import autocast, to_device
 from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.ranks import Ranks
 
@@ -76,7 +76,7 @@ def fit(
         ranks.wait()
 
     mix = mixing(recipe, num_classes)
-    loop = Loop(ranks.replica(model), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
+    loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
     with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
         while progress.epochs < recipe.epochs:
             if not loop.epoch(progress, bar.update, stop):
@@ -129,8 +129,8 @@ class Loop:
     def step(self, epoch: int, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """One update; returns this rank's part of the task's loss and of the auxiliary one, and the batch's images."""
         device = next(self.model.parameters()).device
-        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        n = int(self.ranks.sum(torch.tensor(len(labels))))
+        images, labels = to_device(images, device), to_device(labels, device)
+        n = self.ranks.total(len(labels))
         torch.manual_seed(self.stream("step", epoch, step))
         images, targets = self.mix(images, labels)
         if not self.ranks.first:  # mixed alike, but each with a drop path of its own
@@ -216,6 +216,16 @@ class Losses:
 
 def _losses_text(task: float, extra: float | None) -> str:
     return f"{task:.4g}" if extra is None else f"{task:.4g} + {extra:.4g} (distill)"
+
+
+def trainable(model: nn.Module, recipe: Recipe, ranks: Ranks = Ranks()) -> nn.Module:
+    """What the steps call; its parameters and buffers are the model's own, under the names that they have there."""
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing()
+    if recipe.compile:
+        # A graph for each size of batch: which came first, in this process or one before, must not matter.
+        model = torch.compile(model, dynamic=False)
+    return ranks.replica(model)
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:

@@ -43,6 +43,7 @@ class Job(ABC):
         with joined() as ranks:
             self.work(
                 data_root=Path(self.params["data"]),
+                decoded_folder=Path(self.params["decoded"]),
                 workers=default_workers(self.threads),
                 stop=lambda: self._stopping,
                 ranks=ranks,

@@ -34,6 +34,10 @@ class Ranks:
         dist.all_reduce(values)
         return values
 
+    def total(self, n: int) -> int:
+        """The sum of a number over all ranks."""
+        return n if self.size == 1 else int(self.sum(torch.tensor(n)))
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag))))

@@ -17,16 +17,20 @@ class RatesError(UserError):
 
 
 class Workload(NamedTuple):
-    """What decides how fast a device carries out a run: names of its model's parts, what it distils, its precision."""
+    """What decides how fast a device carries out a run: its model's parts, what it distils, how it computes."""
 
     size: str
     variant: str
     distill: str | None
     precision: str
+    compile: bool = False
+    grad_checkpointing: bool = False
 
     def __str__(self) -> str:
         distill = f"+{self.distill}" if self.distill else ""
-        return f"{self.size}/{self.variant}{distill}" + (f" {self.precision}" if self.precision != "float32" else "")
+        ways = [self.precision] if self.precision != "auto" else []
+        ways += [way for way in ("compile", "grad_checkpointing") if getattr(self, way)]
+        return " ".join([f"{self.size}/{self.variant}{distill}", *ways])
 
 
 class Rate(Part):
@@ -36,6 +40,8 @@ class Rate(Part):
     variant: str
     distill: str | None
     precision: str
+    compile: bool = False
+    grad_checkpointing: bool = False
     batch_size: PositiveInt
     """Images in a forward pass; fewer than asked for where `error` says that these did not fit."""
     train_images_per_second: PositiveFloat | None
@@ -44,7 +50,7 @@ class Rate(Part):
 
     @property
     def workload(self) -> Workload:
-        return Workload(self.size, self.variant, self.distill, self.precision)
+        return Workload(*(getattr(self, field) for field in Workload._fields))
 
 
 class Rates(Part):
@@ -63,8 +69,9 @@ class Rates(Part):
 
 
 def workload_of(run: RunSpec) -> Workload:
-    target = run.init.distill.target if run.init.distill else None
-    return Workload(run.size.name, run.variant.name, target, run.recipe.precision)
+    target, recipe = run.init.distill.target if run.init.distill else None, run.recipe
+    ways = (recipe.precision, recipe.compile, recipe.grad_checkpointing)
+    return Workload(run.size.name, run.variant.name, target, *ways)
 
 
 def workloads_of(

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
-from linvit import __version__, data, datasets, sources
-from linvit.device import name_of, peak_memory_bytes, pick_device
+from linvit import __version__, data, decoded, sources
+from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
 from linvit.files import write_text
@@ -38,6 +38,7 @@ def train(
     *,
     sources_folder: Path,
     data_root: Path,
+    decoded_folder: Path | None = None,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = Ranks(),
@@ -46,15 +47,16 @@ def train(
 
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
     `metrics.json`, all by the first rank. A run that was interrupted, or that `stop` ended after one of its steps,
-    goes on from its checkpoint.
+    goes on from its checkpoint. Small data sets are mapped from their decoded pixels in `decoded_folder`, which are
+    made there if need be; without it, each run reads its own.
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     options = {"device": device, "workers": workers, "ranks": ranks}
     if ranks.first:
         write_text(folder / "spec.json", spec.to_json() + "\n")
-    train_data = datasets.read(spec.dataset, "train", data_root) if spec.init.train else None
-    test_data = datasets.read(spec.dataset, "test", data_root)
+    train_data = decoded.read(spec.dataset, "train", data_root, decoded_folder) if spec.init.train else None
+    test_data = decoded.read(spec.dataset, "test", data_root, decoded_folder)
     weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None
     warn_of_other_statistics(spec, weights)
     student = build_student(spec, weights).to(device)
@@ -73,7 +75,7 @@ def train(
             auxiliary=build_distillation(spec, weights, student),
             evaluate=evaluated,
             checkpoint=folder / "checkpoint.pt",
-            identity=spec.to_json(),
+            identity=identity_on(device, spec),
             stop=stop,
             ranks=ranks,
         )
@@ -84,6 +86,7 @@ def train(
         "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
         "device": name_of(device),
+        "precision": precision_on(device, spec.recipe.precision),
         "ranks": ranks.size,
         "versions": versions(),
         "commit": commit,
@@ -95,6 +98,12 @@ def train(
         for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
             checkpoint.unlink(missing_ok=True)
     return metrics
+
+
+def identity_on(device: torch.device, spec: RunSpec) -> str:
+    """What a checkpoint belongs to: a run does not go on in another precision than it began in."""
+    precision = precision_on(device, spec.recipe.precision)
+    return spec.to_json() if precision in (spec.recipe.precision, "float32") else f"{spec.to_json()} {precision}"
 
 
 def results_of(spec: RunSpec, student: VisionTransformer, progress: Progress, accuracy: dict[str, float]) -> dict:

@@ -14,9 +14,8 @@ from linvit.datasets import Images
 from linvit.device import autocast, name_of, pick_device
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import images_per_second, median_seconds
-from linvit.fit import Loop, adamw, mixing
+from linvit.fit import Loop, adamw, mixing, trainable
 from linvit.grid import RunSpec
-from linvit.ranks import Ranks
 from linvit.rates import Rate, Rates, RatesError, Workload, read_rates, workload_of, write_rates
 from linvit.run import versions
 from linvit.vit import build_vit
@@ -65,9 +64,9 @@ def rates_of(run: RunSpec, batch_size: int, device: torch.device) -> tuple[float
     """Images per second in training (an update per batch) and in evaluation, medians of a few batches in memory."""
     recipe = run.recipe.model_copy(update={"batch_size": batch_size, "micro_batch_size": None})
     student = build_vit(run.size, run.variant, num_classes=run.dataset.classes, drop_path=recipe.drop_path).to(device)
-    batches = ArrayBatches(_made_up(run, batch_size), run.dataset, recipe, run.size, run.stream, device, Ranks())
+    batches = ArrayBatches(_made_up(run, batch_size), run.dataset, recipe, run.size, run.stream, device)
     optimizer, mix = adamw(student, recipe), mixing(recipe, run.dataset.classes)
-    loop = Loop(student, batches, recipe, run.stream, optimizer, mix, _distillation(run, student))
+    loop = Loop(trainable(student, recipe), batches, recipe, run.stream, optimizer, mix, _distillation(run, student))
     (images, labels), steps = next(batches.epoch(1)), count()
     student.train()
     seconds = median_seconds(lambda: loop.step(1, next(steps), images, labels), device)

@@ -11,13 +11,30 @@ from torchvision.transforms import RandomResizedCrop as PerImageCrop
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from linvit.augment import RandomResizedCrop, color_jitter, random_flip
+from linvit.augment import Augmentation, RandomResizedCrop, color_jitter, flip, jitter_draws
 
 THIRD = (3 / 4, 4 / 3)
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def sizes(n: int, image_size: tuple[int, int]) -> torch.Tensor:
+    return torch.tensor(image_size).expand(n, 2)
+
+
+def cropped(crop: RandomResizedCrop, batch: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    return crop(batch, crop.boxes(sizes(len(batch), batch.shape[-2:]), draws))
+
+
+def flipped(batch: torch.Tensor, probability: float, draws: torch.Generator) -> torch.Tensor:
+    augmentation = Augmentation(RandomResizedCrop(8, (0.2, 1.0), THIRD, "bilinear"), probability, 0.0)
+    return flip(batch, augmentation.draw(sizes(len(batch), batch.shape[-2:]), draws).flips)
+
+
+def jittered(batch: torch.Tensor, strength: float, draws: torch.Generator) -> torch.Tensor:
+    return color_jitter(batch, *jitter_draws(len(batch), strength, draws))
 
 
 def images(n: int, channels: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +58,7 @@ CROPS = [
 
 @pytest.mark.parametrize(("image_size", "scale", "ratio"), CROPS)
 def test_boxes_are_distributed_as_torchvisions(image_size, scale, ratio):
-    ours = RandomResizedCrop(8, scale, ratio, "bilinear").boxes(4000, image_size, generator(1)).double()
+    ours = RandomResizedCrop(8, scale, ratio, "bilinear").boxes(sizes(4000, image_size), generator(1)).double()
     torch.manual_seed(2)
     image = torch.empty(1, *image_size)
     theirs = torch.tensor([PerImageCrop.get_params(image, scale, ratio) for _ in range(4000)]).double()
@@ -55,7 +72,7 @@ def test_boxes_are_distributed_as_torchvisions(image_size, scale, ratio):
 
 @pytest.mark.parametrize(("image_size", "scale", "ratio"), CROPS)
 def test_boxes_are_whole_pixels_inside_the_image(image_size, scale, ratio):
-    boxes = RandomResizedCrop(8, scale, ratio, "bilinear").boxes(2000, image_size, generator())
+    boxes = RandomResizedCrop(8, scale, ratio, "bilinear").boxes(sizes(2000, image_size), generator())
     assert boxes.shape == (2000, 4)
     assert not boxes.is_floating_point()
     top, left, height, width = boxes.unbind(1)
@@ -66,7 +83,7 @@ def test_boxes_are_whole_pixels_inside_the_image(image_size, scale, ratio):
 
 
 def test_each_image_gets_a_box_of_its_own():
-    boxes = RandomResizedCrop(8, (0.08, 1.0), THIRD, "bilinear").boxes(100, (64, 64), generator())
+    boxes = RandomResizedCrop(8, (0.08, 1.0), THIRD, "bilinear").boxes(sizes(100, (64, 64)), generator())
     assert len({tuple(box.tolist()) for box in boxes}) > 95
 
 
@@ -87,18 +104,18 @@ def test_each_image_gets_a_box_of_its_own():
 def test_pixels_are_torchvisions_given_the_same_boxes(interpolation, channels, image_size, size, scale):
     batch = images(40, channels, *image_size)
     crop = RandomResizedCrop(size, scale, THIRD, interpolation)
-    boxes = crop.boxes(40, image_size, generator(3))
+    boxes = crop.boxes(sizes(40, image_size), generator(3))
     expected = [
         F.resized_crop(image, *box.tolist(), [size, size], InterpolationMode(interpolation), antialias=False)
         for image, box in zip(batch, boxes, strict=True)
     ]
-    torch.testing.assert_close(crop(batch, generator(3)), torch.stack(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(cropped(crop, batch, generator(3)), torch.stack(expected), atol=1e-5, rtol=0)
 
 
 def test_the_whole_image_at_its_own_size_is_left_as_it_is():
     batch = images(5, 3, 16, 16)
     crop = RandomResizedCrop(16, (1.0, 1.0), (1.0, 1.0), "bilinear")
-    torch.testing.assert_close(crop(batch, generator()), batch, atol=1e-6, rtol=0)
+    torch.testing.assert_close(cropped(crop, batch, generator()), batch, atol=1e-6, rtol=0)
 
 
 def test_a_crop_sees_nothing_outside_of_its_box():
@@ -107,10 +124,10 @@ def test_a_crop_sees_nothing_outside_of_its_box():
     batch[:, :, 4, 4] = 1
     for interpolation in ("bilinear", "bicubic"):
         crop = RandomResizedCrop(18, (0.08, 0.5), THIRD, interpolation)
-        top, left, height, width = crop.boxes(300, (9, 9), generator(5)).unbind(1)
+        top, left, height, width = crop.boxes(sizes(300, (9, 9)), generator(5)).unbind(1)
         holds = (top <= 4) & (top + height > 4) & (left <= 4) & (left + width > 4)
         assert 30 < holds.sum() < 270
-        reached = crop(batch, generator(5)).abs().amax((1, 2, 3)) > 0
+        reached = cropped(crop, batch, generator(5)).abs().amax((1, 2, 3)) > 0
         assert torch.equal(reached, holds), interpolation
 
 
@@ -119,9 +136,9 @@ def test_a_crop_sees_nothing_outside_of_its_box():
 
 def test_an_image_is_mirrored_left_to_right_or_left_alone():
     batch = images(200, 3, 4, 6)
-    flipped = random_flip(batch, 0.5, generator())
-    mirrored = torch.tensor([torch.equal(one, other.flip(-1)) for one, other in zip(flipped, batch, strict=True)])
-    same = torch.tensor([torch.equal(one, other) for one, other in zip(flipped, batch, strict=True)])
+    found = flipped(batch, 0.5, generator())
+    mirrored = torch.tensor([torch.equal(one, other.flip(-1)) for one, other in zip(found, batch, strict=True)])
+    same = torch.tensor([torch.equal(one, other) for one, other in zip(found, batch, strict=True)])
     assert (mirrored ^ same).all()
     assert 70 < mirrored.sum() < 130
 
@@ -130,7 +147,7 @@ def test_an_image_is_mirrored_left_to_right_or_left_alone():
 def test_images_are_mirrored_at_the_rate_asked_for(probability):
     n = 5000
     batch = torch.tensor([0.0, 1.0]).expand(n, 1, 1, 2)
-    rate = random_flip(batch, probability, generator(1))[:, 0, 0, 0].mean().item()
+    rate = flipped(batch, probability, generator(1))[:, 0, 0, 0].mean().item()
     assert abs(rate - probability) <= 4 * math.sqrt(probability * (1 - probability) / n)
 
 
@@ -142,7 +159,7 @@ def test_images_are_mirrored_at_the_rate_asked_for(probability):
 def test_brightness_factors_fill_one_plus_minus_strength(strength, channels):
     """On a uniform grey image, contrast and saturation change nothing."""
     n, grey = 3000, 0.4
-    out = color_jitter(torch.full((n, channels, 2, 2), grey), strength, generator(2))
+    out = jittered(torch.full((n, channels, 2, 2), grey), strength, generator(2))
     assert (out.amax((1, 2, 3)) - out.amin((1, 2, 3))).max() < 1e-4
     factors = out[:, 0, 0, 0] / grey
     assert 1 - strength - 1e-3 <= factors.min() < 1 - 0.95 * strength
@@ -157,7 +174,7 @@ def test_contrast_factors_fill_one_plus_minus_strength(channels):
     strength, n = 0.3, 3000
     batch = torch.full((n, channels, 2, 2), 0.35)
     batch[..., 1] = 0.45
-    dark, light = color_jitter(batch, strength, generator(3))[:, 0, 0].unbind(-1)
+    dark, light = jittered(batch, strength, generator(3))[:, 0, 0].unbind(-1)
     factors = ((light - dark) / (light + dark)) / (0.1 / 0.8)
     assert 0.7 - 5e-3 <= factors.min() < 0.72
     assert 1.28 < factors.max() <= 1.3 + 5e-3
@@ -170,7 +187,7 @@ def test_jitter_is_distributed_as_torchvisions(strength):
     n = 1500
     image = 0.15 + 0.25 * images(1, 3, 6, 6)
     image[:, 0] *= 1.4
-    ours = color_jitter(image.expand(n, -1, -1, -1), strength, generator(4))
+    ours = jittered(image.expand(n, -1, -1, -1), strength, generator(4))
     torch.manual_seed(5)
     per_image = ColorJitter(strength, strength, strength)
     theirs = torch.stack([per_image(image[0]) for _ in range(n)])
@@ -190,7 +207,7 @@ def test_the_three_jitters_come_in_every_order():
     """Bright images are clipped at 1, which makes the order visible: more than one order means more than one end."""
     image = images(1, 3, 8, 8, seed=1) * 0.4 + 0.6
     strength = 0.4
-    ours = color_jitter(image.expand(2000, -1, -1, -1), strength, generator(6))
+    ours = jittered(image.expand(2000, -1, -1, -1), strength, generator(6))
     torch.manual_seed(7)
     per_image = ColorJitter(strength, strength, strength)
     theirs = torch.stack([per_image(image[0]) for _ in range(2000)])
@@ -205,21 +222,21 @@ def test_the_three_jitters_come_in_every_order():
 @pytest.mark.parametrize("strength", [0.4, 1.0, 2.5])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_jittered_images_stay_within_their_range(strength, channels):
-    out = color_jitter(images(300, channels, 5, 5), strength, generator())
+    out = jittered(images(300, channels, 5, 5), strength, generator())
     assert out.min() >= 0
     assert out.max() <= 1
     assert out.shape == (300, channels, 5, 5)
 
 
 def test_each_image_is_jittered_on_its_own():
-    out = color_jitter(images(1, 3, 5, 5).expand(50, -1, -1, -1), 0.4, generator())
+    out = jittered(images(1, 3, 5, 5).expand(50, -1, -1, -1), 0.4, generator())
     assert len({tuple(image.flatten().tolist()) for image in out}) == 50
 
 
 def test_a_grey_image_is_jittered_as_its_three_equal_channels_would_be():
     grey = images(60, 1, 6, 6)
-    one = color_jitter(grey, 0.4, generator(8))
-    three = color_jitter(grey.expand(-1, 3, -1, -1).contiguous(), 0.4, generator(8))
+    one = jittered(grey, 0.4, generator(8))
+    three = jittered(grey.expand(-1, 3, -1, -1).contiguous(), 0.4, generator(8))
     assert one.shape == grey.shape
     # torchvision's luma weights sum to 0.9999.
     torch.testing.assert_close(three, one.expand(-1, 3, -1, -1), atol=1e-3, rtol=0)
@@ -227,15 +244,15 @@ def test_a_grey_image_is_jittered_as_its_three_equal_channels_would_be():
 
 def test_no_strength_changes_nothing():
     batch = images(10, 3, 4, 4)
-    torch.testing.assert_close(color_jitter(batch, 0.0, generator()), batch)
+    torch.testing.assert_close(jittered(batch, 0.0, generator()), batch)
 
 
 # --- draws ------------------------------------------------------------------------------------------------
 
 AUGMENTATIONS = {
-    "crop": RandomResizedCrop(8, (0.2, 1.0), THIRD, "bilinear"),
-    "flip": lambda batch, draws: random_flip(batch, 0.5, draws),
-    "jitter": lambda batch, draws: color_jitter(batch, 0.4, draws),
+    "crop": lambda batch, draws: cropped(RandomResizedCrop(8, (0.2, 1.0), THIRD, "bilinear"), batch, draws),
+    "flip": lambda batch, draws: flipped(batch, 0.5, draws),
+    "jitter": lambda batch, draws: jittered(batch, 0.4, draws),
 }
 
 

@@ -220,11 +220,12 @@ def test_options_reach_the_run(folder, monkeypatch):
     calls = []
     monkeypatch.setattr(linvit.run, "train", lambda *a, **k: (calls.append((a, k)), {"top1": 1.0})[1])
     made = spec("x")
-    main(["train", made.to_json(), "--out", "run", "--sources", "s", "--data", "d", "--workers", "4"])
+    main(["train", made.to_json(), "--out", "run", "--sources", "s", "--data", "d", "--decoded", "c", "--workers", "4"])
     (arguments, keywords) = calls[0]
     assert arguments == (made, Path("run"))
     assert keywords.pop("stop")() is False
-    assert keywords == {"sources_folder": Path("s"), "data_root": Path("d"), "workers": 4, "ranks": Ranks()}
+    places = {"sources_folder": Path("s"), "data_root": Path("d"), "decoded_folder": Path("c")}
+    assert keywords == {**places, "workers": 4, "ranks": Ranks()}
 
 
 @pytest.mark.parametrize(("threads", "workers"), [([], 0), (["--threads", "1"], 0), (["--threads", "4"], 3)])

@@ -417,7 +417,7 @@ OUT_OF_RANGE = [
     (("recipes", "transfer", "crop_scale"), [0.0, 1.0], "greater than 0"),
     (("recipes", "transfer", "crop_ratio"), [2.0, 1.0], "crop_ratio [2.0, 1.0] is not [low, high]"),
     (("recipes", "transfer", "interpolation"), "lanczos", "'bilinear' or 'bicubic'"),
-    (("recipes", "transfer", "precision"), "float16", "'float32' or 'bfloat16'"),
+    (("recipes", "transfer", "precision"), "float16", "'auto', 'float32' or 'bfloat16'"),
     (("sizes", "mini", "heads"), 5, "dim 64 is not a multiple of heads 5"),
     (("sizes", "mini", "patch_size"), 7, "image_size 32 is not a multiple of patch_size 7"),
     (("variants", "relu", "positions"), "rope", "'learned' or 'sincos'"),

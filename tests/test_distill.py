@@ -354,3 +354,41 @@ def test_loss_is_float32_and_close_under_autocast(target, distance):
         loss = loss_of(teacher, student, x, target=target, distance=distance)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(("target", "distance"), LOSSES)
+@pytest.mark.parametrize("variant", ["relu", "mhla"])
+def test_blocks_that_are_computed_again_change_no_gradient_and_are_heard_once(variant, target, distance):
+    """With drop path: what is computed again is what was."""
+    if target == "map" and variant == "mhla":
+        pytest.skip("has no map")
+    gradients = []
+    for again in (False, True):
+        teacher = models.student("softmax", seed=50, num_classes=7)
+        student = models.student(variant, drop_path=0.3)
+        student.set_grad_checkpointing(again)
+        calls = count_calls(student.blocks[0].attn.qkv)
+        distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target, distance=distance))
+        torch.manual_seed(0)
+        for step in (1, 2):
+            x = models.images(seed=step)
+            (student.train()(x).square().mean() + distillation(x)).backward()
+        gradients.append([p.grad for p in student.parameters() if p.requires_grad])
+        # A map reads qkv once more in each pass.
+        assert calls[0] == 2 * (2 if target == "map" else 1) * (2 if again else 1)
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_compiled_student_is_heard_and_has_the_same_gradients():
+    gradients = []
+    for compiled in (False, True):
+        teacher, student = pair("relu")
+        distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+        model = torch.compile(student, backend="aot_eager", dynamic=False) if compiled else student
+        for seed in (1, 2):
+            x = models.images(seed=seed)
+            (model.train()(x).square().mean() + distillation(x)).backward()
+            model.eval()(x)
+        gradients.append([p.grad for p in student.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import (
     CLASSES,
     RECIPE,
@@ -32,8 +35,11 @@ from tiny import (
 from torch import nn
 
 from linvit import fit as fitting
-from linvit.config import Recipe
-from linvit.fit import CHECK_EVERY, Interrupted, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
+from linvit.config import Distill, Recipe
+from linvit.data import training_batches
+from linvit.datasets import Images
+from linvit.distill import AttentionDistillation
+from linvit.fit import CHECK_EVERY, Interrupted, Loop, NonFiniteLoss, fit, learning_rate, mixing, parameter_groups
 from linvit.grid import RunSpec
 from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
@@ -236,6 +242,66 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(size):
     torch.testing.assert_close(state_of(parts), state_of(whole))
     for one, other in zip(*records, strict=True):
         assert other == pytest.approx(one)
+
+
+# --- ways to compute --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch) -> list[int]:
+    """torch.compile without the generation of code; one entry for each graph that it made."""
+    graphs, original = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(len(inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: original(model, backend=backend, **options))
+    return graphs
+
+
+@pytest.mark.parametrize("way", [{"compile": True}, {"grad_checkpointing": True}], ids=str)
+@pytest.mark.parametrize("start", ["random", "copy-distill"])
+def test_another_way_to_compute_trains_the_same_model_under_the_same_names(tmp_path, quick_compiler, way, start):
+    npz, prepared = write_npz(tmp_path / "bands.npz"), store_source(tmp_path)
+    source = prepared if start != "random" else None
+    plain = spec(npz, "relu", start, recipe=changed(RECIPE, drop_path=0.2), source=source)
+    other = plain.model_copy(update={"recipe": changed(plain.recipe, **way)})
+    folders = {"sources_folder": tmp_path, "data_root": tmp_path}
+    expected, found = train(plain, tmp_path / "plain", **folders), train(other, tmp_path / "other", **folders)
+    for one, two in zip(expected["history"], found["history"], strict=True):
+        assert two == pytest.approx(one, abs=1e-4)
+    names = load_file(tmp_path / "plain" / "model.safetensors").keys()
+    assert load_file(tmp_path / "other" / "model.safetensors").keys() == names
+    with pytest.raises(Interrupted):
+        train(other, tmp_path / "stopped", stop=lambda: True, **folders)
+    assert torch.load(tmp_path / "stopped" / "checkpoint.pt", weights_only=True)["model"].keys() == names
+    assert repeatable(train(other, tmp_path / "stopped", **folders)) == repeatable(found)
+    assert bool(quick_compiler) == ("compile" in way)
+
+
+@pytest.mark.parametrize("variant", STUDY.variants)
+@pytest.mark.parametrize("distilled", [False, True], ids=["plain", "distilled"])
+@pytest.mark.parametrize("mixed", [{}, {"mixup": 0.8, "cutmix": 1.0}], ids=["unmixed", "mixed"])
+def test_no_step_waits_for_the_device(monkeypatch, variant, distilled, mixed):
+    """On torch's device without values, whatever would read one back, and so wait, is an error.
+
+    Mixed precision and the fused optimizer do not know that device.
+    """
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, foreach=False))
+    device, recipe = torch.device("meta"), changed(RECIPE, micro_batch_size=3, **mixed)
+    data = Images(torch.zeros(11, 1, 12, 12, dtype=torch.uint8), torch.arange(11) % CLASSES)
+    batches = training_batches(data, dataset(""), recipe, SIZE, STREAM, device=device)
+    model = tiny_vit(variant, drop_path=0.2).to(device)
+    teacher = build_vit(SIZE, num_classes=0).to(device)
+    auxiliary = AttentionDistillation(teacher, model, Distill(weight=1.0)) if distilled else None
+    optimizer = torch.optim.AdamW(parameter_groups(model, recipe))
+    loop = Loop(model.train(), batches, recipe, STREAM, optimizer, mixing(recipe, CLASSES), auxiliary)
+    steps = [loop.step(1, step, *batch) for step, batch in enumerate(batches.epoch(1))]
+    assert [n for *_, n in steps] == [8, 3]
+    with pytest.raises(RuntimeError, match="meta"):
+        steps[0][0].item()
 
 
 # --- losses -----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def job(kind: type[Job], study: Path, output: str, **params: str) -> Job:
     return kind(
         input=["results/data/bands.json"],
         output=[str(study / output)],
-        params={"data": str(study), "sources": str(study / "sources"), **params},
+        params={"data": str(study), "sources": str(study / "sources"), "decoded": str(study / "decoded"), **params},
         log=[],
         threads=1,
         resources={"mem_mb": 100},
@@ -78,7 +78,7 @@ def test_a_signal_that_reaches_the_loading_processes_too_stops_a_run_at_its_next
     run = spec(study / "bands.npz", recipe=recipe)
     code = (
         "import signal, sys; from linvit.jobs import Train; "
-        "params = {'data': '.', 'sources': '.', 'spec': sys.argv[1]}; "
+        "params = {'data': '.', 'sources': '.', 'decoded': '.', 'spec': sys.argv[1]}; "
         "train = Train(output=['run/metrics.json'], params=params, threads=3); "
         "signal.signal(signal.SIGTERM, lambda *_: train.stop()); train()"
     )

@@ -46,7 +46,7 @@ def rates(*rows: tuple[str, str | None, float | None, float | None], error: str 
             size="wee",
             variant=variant,
             distill=distill,
-            precision="float32",
+            precision="auto",
             batch_size=8,
             train_images_per_second=training,
             eval_images_per_second=evaluation,

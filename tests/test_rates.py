@@ -35,7 +35,7 @@ TABLE = Rates(device="cpu", threads=2, versions={"torch": "2"}, date=datetime.da
 def test_the_demo_has_five_workloads():
     plain, output = None, "output"
     assert list(workloads_of(STUDY, "demo")) == [
-        Workload("mini", variant, distill, "float32")
+        Workload("mini", variant, distill, "auto")
         for variant, distill in (("relu", plain), ("relu", output), ("ttt", plain), ("ttt", output), ("softmax", plain))
     ]
 
@@ -70,11 +70,11 @@ def test_sizes_and_variants_are_picked_of_those_in_the_grid():
 
 
 def test_a_workload_is_named_by_what_makes_it_slow():
-    names = [("relu", None, "float32"), ("relu", "map", "float32"), ("relu", "output", "bfloat16")]
+    names = [("relu", None, "auto"), ("relu", "map", "auto"), ("relu", "output", "bfloat16", True, True)]
     assert [str(Workload("tiny", *rest)) for rest in names] == [
         "tiny/relu",
         "tiny/relu+map",
-        "tiny/relu+output bfloat16",
+        "tiny/relu+output bfloat16 compile grad_checkpointing",
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_step_sees_the_whole_batch_at_once_by_the_runs_recipe(monkeypatch):
 def test_the_table_gets_a_row_for_each_workload_with_what_it_was_measured_on(tmp_path):
     table = fill(tmp_path / "bench" / "table.json", wanted(PLAIN, DISTILLED))
     assert [(rate.workload, rate.batch_size, rate.error) for rate in table.rates] == [
-        (Workload("wee", "relu", distill, "float32"), 8, None) for distill in (None, "output")
+        (Workload("wee", "relu", distill, "auto"), 8, None) for distill in (None, "output")
     ]
     assert all(rate.train_images_per_second > 0 and rate.eval_images_per_second > 0 for rate in table.rates)
     assert (table.device, table.threads, table.versions["torch"]) == ("cpu", 1, torch.__version__.split("+")[0])

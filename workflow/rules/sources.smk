@@ -1,4 +1,4 @@
-# What runs start from. Snakemake sees small manifests; the weights and images beside them may be deleted.
+# What runs start from. Snakemake sees small manifests; the weights and decoded images beside them may be deleted.
 
 
 rule dataset:
@@ -33,6 +33,7 @@ rule source:
         ].model_dump_json(exclude_defaults=True),
         call=lambda wildcards, output: "linvit.jobs:PrepareSource",
         data=lambda wildcards, output: STUDY.data,
+        decoded=lambda wildcards, output: f"{RESULTS}/data",
     shell:
         f'{LINVIT} source {{params.source:q}} --out "$(dirname {{output:q}})" --data {{params.data:q}}'
-        " --threads {threads} 2>> {log:q}"
+        " --decoded {params.decoded:q} --threads {threads} 2>> {log:q}"

@@ -21,6 +21,7 @@ rule train:
         call=lambda wildcards, output: "linvit.jobs:Train",
         sources=lambda wildcards, output: f"{RESULTS}/sources",
         data=lambda wildcards, output: STUDY.data,
+        decoded=lambda wildcards, output: f"{RESULTS}/data",
     shell:
         f'{LINVIT} train {{params.spec:q}} --out "$(dirname {{output:q}})" --sources {{params.sources:q}}'
-        " --data {params.data:q} --threads {threads} 2>> {log:q}"
+        " --data {params.data:q} --decoded {params.decoded:q} --threads {threads} 2>> {log:q}"

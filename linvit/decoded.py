@@ -1,0 +1,134 @@
+"""Splits that are decoded once: their pixels in one file that all jobs of a node map into memory and so share.
+
+Pixels keep their resolution, so that what is drawn from them is what would be drawn from the files. What is kept is
+derived: a file that is missing, damaged or of other images than those that are there now is made again.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linvit import datasets
+from linvit.config import Dataset, reason_of
+from linvit.datasets import Images, Packed, Shards, Split
+from linvit.files import replacing, sha256_of
+
+log = logging.getLogger(__name__)
+
+LARGEST = 100_000
+"""Images of a data set that is decoded. All sets of the paper are, but ImageNet."""
+
+
+class Kept(NamedTuple):
+    """A decoded split on disk: its bytes [total], the shapes of its images [n, 3] and their labels [n]."""
+
+    pixels: Tensor
+    shapes: Tensor
+    labels: Tensor
+
+
+def read(dataset: Dataset, split: str, root: Path, folder: Path | None) -> Split:
+    """A split as `datasets.read` finds it; a small one from its decoded pixels under `folder`, made if need be.
+
+    Raises:
+        DataError: as of `datasets.read`.
+    """
+    data = datasets.read(dataset, split, root)
+    return data if folder is None else decoded(data, dataset, split, root, folder)
+
+
+def decoded(data: Split, dataset: Dataset, split: str, root: Path, folder: Path) -> Split:
+    """The same split with its pixels mapped from `folder`; as it is where it is too large, or cannot be written."""
+    if dataset.test_of or max(len(data), dataset.train_size or 0) > LARGEST:
+        return data
+    key = _key_of(data, dataset, split, root)
+    if key is None:
+        return data
+    path = folder / dataset.name / f"{split}.bin"
+    kept = _found(path, key)
+    if kept is None:
+        try:
+            _write(data, path, key)
+        except OSError as error:
+            log.warning("%s: cannot be written (%s): images are decoded in every epoch", path, reason_of(error))
+            return data
+        kept = _found(path, key)
+    if kept is None:  # another job may have decoded other images just now
+        return data
+    return Images(kept.pixels.view(data.images.shape), data.labels) if isinstance(data, Images) else Packed(*kept)
+
+
+def _key_of(data: Split, dataset: Dataset, split: str, root: Path) -> str | None:
+    """What the pixels depend on: arrays' bytes, files' names, sizes and times; None where it cannot be told."""
+    if isinstance(data, Images):
+        content = [list(data.images.shape), hashlib.sha256(data.images.numpy()).hexdigest()]
+    elif (paths := _files_of(data, dataset, root)) is not None:
+        content = [(str(path), found.st_size, found.st_mtime_ns) for path in paths if (found := path.stat())]
+    else:
+        return None
+    text = json.dumps([dataset.model_dump(mode="json"), split, content])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files_of(data: Split, dataset: Dataset, root: Path) -> list[Path] | None:
+    if hasattr(data, "samples"):  # torchvision's ImageFolder and its kin
+        return [Path(path) for path, _ in data.samples]
+    # Its other sets of files keep the folder under this name.
+    folder = datasets.shards_folder(dataset, root) if isinstance(data, Shards) else getattr(data, "_base_folder", None)
+    return None if folder is None else sorted(path for path in Path(folder).rglob("*") if path.is_file())
+
+
+def _found(path: Path, key: str) -> Kept | None:
+    """What `_write` wrote for this key, if it is whole."""
+    index = path.with_suffix(".npz")
+    if not (path.exists() and index.exists()):
+        return None
+    try:
+        with np.load(index, allow_pickle=False) as arrays:
+            of, digest, shapes, labels = (arrays[name] for name in ("key", "sha256", "shapes", "labels"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("%s: damaged (%s); the images are decoded again", index, reason_of(error))
+        return None
+    if str(of) != key:
+        return None
+    if sha256_of(path) != str(digest):
+        log.warning("%s: damaged; the images are decoded again", path)
+        return None
+    pixels = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+    return Kept(pixels, torch.from_numpy(shapes), torch.from_numpy(labels))
+
+
+def _write(data: Split, path: Path, key: str) -> None:
+    """The pixels, then what tells that they are whole. Jobs that do so at once write the same bytes."""
+    shapes, labels, digest = [], [], hashlib.sha256()
+    log.info("decoding %d images into %s", len(data), path)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for pixels, label in _images_of(data):
+            shapes.append(pixels.shape)
+            labels.append(label)
+            digest.update(pixels)
+            file.write(pixels)
+    arrays = {"key": key, "sha256": digest.hexdigest(), "shapes": np.array(shapes), "labels": np.array(labels)}
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    with replacing(path.with_suffix(".npz")) as temporary:
+        temporary.write_bytes(content.getvalue())
+
+
+def _images_of(data: Split) -> Iterator[tuple[np.ndarray, int]]:
+    """Each image's bytes, [C, H, W] of those of one size, [H, W, C] of others, and its label."""
+    if isinstance(data, Images):
+        yield from zip(data.images.numpy(), data.labels.tolist(), strict=True)
+        return
+    for image, label in (data[index] for index in range(len(data))):
+        pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+        yield pixels.reshape(*pixels.shape[:2], -1), int(label)
