@@ -2,6 +2,9 @@
 #   snakemake --profile workflow/profiles/local --config grid=mini
 
 
+include: "workflow/rules/checked.smk"
+
+
 configfile: "config.yaml"
 
 

@@ -283,7 +283,7 @@ def _read(part: type[Part], argument: str) -> Part:
     try:
         return part.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     except ValidationError as error:
-        raise ConfigError(f"not a {part.__name__}: {first_mistake(error)}") from None
+        raise ConfigError(f"not a {part.__name__}: {first_mistake(error, part)}") from None
     except OSError as error:
         raise ConfigError(f"{argument}: {error.strerror}") from None
 

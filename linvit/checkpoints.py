@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from linvit.archives import refuse_packed
 from linvit.config import UserError
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
@@ -88,7 +89,7 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: says what the file is instead; the path is for the caller to name.
     """
     try:
-        raw = load_file(path) if path.suffix == ".safetensors" else _load(path)
+        raw = load_file(path) if path.suffix == ".safetensors" else load(path)
     except Exception as error:  # whatever a damaged file makes the readers raise
         raise CheckpointError(f"cannot be read as a checkpoint of plain tensors: {_reason(error)}") from error
     return convert(raw)
@@ -118,9 +119,15 @@ def convert(raw: Any) -> Checkpoint:
     return Checkpoint(tensors, layout.name, dict(dropped))
 
 
-def _load(path: Path) -> Any:
+def load(path: Path, device: torch.device | str = "cpu") -> Any:
+    """What torch.save wrote, as far as it is tensors, numbers, text and containers of them; never runs its code.
+
+    Raises:
+        Exception: of many kinds, as damaged files make torch raise.
+    """
+    refuse_packed(path)
     with torch.serialization.safe_globals(SAFE_GLOBALS):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True)
 
 
 def _state_of(raw: Any) -> tuple[dict[str, Tensor], Counter]:
@@ -142,12 +149,15 @@ def _state_of(raw: Any) -> tuple[dict[str, Tensor], Counter]:
 
 
 def _count(value: Any) -> int:
-    """Of the tensors in nested dictionaries and lists."""
-    if isinstance(value, Mapping):
-        return sum(map(_count, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_count, value))
-    return int(isinstance(value, Tensor))
+    """Of the tensors in nested dictionaries and lists, each once: containers may hold one another, or themselves."""
+    found, waiting = {}, [value]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found:
+            continue
+        found[id(value)] = isinstance(value, Tensor)
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(found.values())
 
 
 def _refuse_other_models(raw: Mapping, state: Mapping) -> None:
@@ -167,8 +177,9 @@ def _refuse_other_models(raw: Mapping, state: Mapping) -> None:
 def _trained_parameters(raw: Mapping) -> int:
     """How many parameters the optimizer in a training's checkpoint had; 0 where there is none."""
     optimizer = raw.get("optimizer")
-    groups = optimizer.get("param_groups", ()) if isinstance(optimizer, Mapping) else ()
-    return sum(len(group["params"]) for group in groups)
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+    lists = [group.get("params") for group in groups if isinstance(group, Mapping)] if isinstance(groups, list) else []
+    return sum(len(parameters) for parameters in lists if isinstance(parameters, list))
 
 
 def _reason(error: Exception) -> str:

@@ -1,9 +1,5 @@
 """Labelled images by data-set name: torchvision's sets, image folders, shards, npz and idx files."""
 
-import gzip
-import struct
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import as_file
@@ -19,6 +15,7 @@ from timm.data.readers.reader import Reader
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
+from linvit.archives import read_idx, read_npz
 from linvit.config import Dataset, UserError, reason_of
 from linvit.files import resource
 
@@ -169,25 +166,29 @@ def _read_npz(dataset: Dataset, split: str, root: Path, download: bool) -> Image
         if not path.is_file():
             raise _missing(dataset, path, "put the file there")
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return _images(arrays[f"{split}_images"], arrays[f"{split}_labels"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            arrays = read_npz(path, (f"{split}_images", f"{split}_labels"))
+        except Exception as error:  # whatever a damaged file makes the readers raise
             raise _damaged(dataset, path, error) from error
+    return _images(dataset, *arrays)
 
 
 def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
     name = getattr(dataset, split) or split
     paths = [Path(dataset.idx) / f"{name}-{part}-ubyte.gz" for part in ("images-idx3", "labels-idx1")]
+    arrays = []
     for path in paths:
         if not path.is_file():
             raise _missing(dataset, path, "install it, for Fashion-MNIST Debian's package dataset-fashion-mnist")
-    images, labels = map(read_idx, paths)
-    return _images(images, labels)
+        try:
+            arrays.append(read_idx(path))
+        except Exception as error:  # as above
+            raise _damaged(dataset, path, error) from error
+    return _images(dataset, *arrays)
 
 
 def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
     reader = getattr(torchvision.datasets, dataset.torchvision, None)
-    if reader is None:
+    if reader is None or dataset.torchvision not in torchvision.datasets.__all__:
         raise DataError(f"data set {dataset.name!r}: torchvision.datasets has no {dataset.torchvision!r}")
     arguments = getattr(dataset, split) or {}
     try:
@@ -204,7 +205,7 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
     array = getattr(data, "data", None)
     if array is None:
         return data
-    return _images(np.asarray(array), np.asarray(data.targets if hasattr(data, "targets") else data.labels))
+    return _images(dataset, np.asarray(array), np.asarray(data.targets if hasattr(data, "targets") else data.labels))
 
 
 def _read_timm(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
@@ -278,29 +279,15 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
     return data
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """An array of unsigned bytes from a gzipped idx file, the format of MNIST and its kin.
-
-    Raises:
-        DataError: it is not a whole file of that kind.
-    """
-    try:
-        with gzip.open(path) as file:
-            _, kind, dimensions = struct.unpack(">HBB", file.read(4))
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            array = np.frombuffer(file.read(), np.uint8)
-        if kind == 8:
-            return array.reshape(shape)
-        reason = f"elements of kind {kind}, not unsigned bytes"
-    except (OSError, ValueError, EOFError, struct.error, zlib.error) as error:
-        reason = reason_of(error)
-    raise DataError(f"{path}: not a whole gzipped idx file: {reason}")
-
-
-def _images(array: np.ndarray, labels: np.ndarray) -> Images:
+def _images(dataset: Dataset, array: np.ndarray, labels: np.ndarray) -> Images:
     """From [n, H, W], [n, H, W, C] or [n, C, H, W] bytes."""
+    if array.dtype != np.uint8 or array.ndim not in (3, 4) or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"data set {dataset.name!r}: images are {array.dtype} {list(array.shape)} and labels {labels.dtype} "
+            f"{list(labels.shape)}; allowed: uint8 [n, H, W], [n, H, W, C] or [n, C, H, W], and integers [n]"
+        )
     if len(array) != len(labels):
-        raise DataError(f"{len(array)} images but {len(labels)} labels")
+        raise DataError(f"data set {dataset.name!r}: {len(array)} images but {len(labels)} labels")
     images = torch.from_numpy(array.copy())
     if images.ndim == 3:
         images = images[:, None]

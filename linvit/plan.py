@@ -160,7 +160,7 @@ def _holds(path: Path, **settings: Part) -> bool:
         found = json.loads(path.read_bytes())
         parts = {key: json.loads(part.model_dump_json(exclude_defaults=True)) for key, part in settings.items()}
         return all(found[key] == part for key, part in parts.items())
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from linvit.checkpoints import load
 from linvit.config import UserError
 from linvit.files import replacing
 
@@ -72,14 +73,13 @@ def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.
     """
     device = next(model.parameters()).device
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = load(path, device)
         if not isinstance(state, dict):
             raise TypeError(f"holds a {type(state).__name__}")
-        found = state["identity"]
-    except Exception as error:  # whatever damaged bytes make the reader raise
+        if state["identity"] != identity:
+            return None
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return Progress(**state["progress"])
+    except Exception as error:  # whatever damaged bytes make the readers raise
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start this run over") from error
-    if found != identity:
-        return None
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return Progress(**state["progress"])

@@ -72,7 +72,7 @@ class Table(Part):
         try:
             list(self.cells())
         except ValidationError as error:
-            raise ValueError(first_mistake(error)) from None
+            raise ValueError(first_mistake(error, Runs)) from None
         return self
 
     def cells(self) -> Iterator[Cell]:
@@ -96,7 +96,7 @@ def load(path: str | Path = PATH) -> dict[str, Table]:
         # Through JSON, so that lists become tuples.
         return TypeAdapter(dict[str, Table]).validate_json(json.dumps(read_yaml(path)))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_mistake(error)}") from None
+        raise ConfigError(f"{path}: {first_mistake(error, dict[str, Table])}") from None
 
 
 @cache

@@ -125,7 +125,7 @@ def read_rates(path: Path) -> Rates | None:
     except OSError as error:
         raise RatesError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise RatesError(f"{path}: no table of throughput: {first_mistake(error)}; delete it") from None
+        raise RatesError(f"{path}: no table of throughput: {first_mistake(error, Rates)}; delete it") from None
 
 
 def write_rates(rates: Rates, path: Path) -> None:

@@ -268,7 +268,7 @@ def _read(path: Path, kind: type[Read]) -> Read:
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ResultsError(f"{path}: {first_mistake(error)}") from None
+        raise ResultsError(f"{path}: {first_mistake(error, kind)}") from None
 
 
 def _read_metrics(path: Path) -> _Metrics:

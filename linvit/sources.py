@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from linvit import checkpoints
-from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Size, UserError
+from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Size, UserError, reason_of
 from linvit.files import replacing, resource, sha256_of, write_text
 from linvit.grid import Source
 from linvit.vit import build_vit
@@ -58,7 +58,7 @@ def fetch(source: Source, folder: Path) -> dict:
         if not path.is_file():
             raise SourceError(f"source {source.folder!r}: no file {source.path!r}; put the checkpoint there")
         if source.sha256:
-            _check_sha256(path, source.sha256, source.path)
+            _check_sha256(sha256_of(path), source.sha256, source.path)
         return _store_published(path, source, folder, {"path": source.path, "sha256": sha256_of(path)})
 
 
@@ -71,17 +71,17 @@ def _fetch_url(source: Source, folder: Path) -> dict:
             torch.hub.download_url_to_file(source.url, str(path), progress=False)
         except (OSError, ValueError) as error:
             raise SourceError(f"source {source.folder!r}: cannot fetch {source.url}: {_reason(error)}") from error
-        _check_sha256(path, source.sha256, source.url)
+        _check_sha256(sha256_of(path), source.sha256, source.url)
         return _store_published(path, source, folder, {"url": source.url, "sha256": source.sha256})
 
 
 def _store_published(path: Path, source: Source, folder: Path, origin: dict) -> dict:
     """Store a file in its authors' layout, with what it says of its own history and what was left out of it."""
     try:
-        checkpoint = checkpoints.read(path)
+        checkpoint, metadata = checkpoints.read(path), _metadata(path)
     except checkpoints.CheckpointError as error:
         raise SourceError(f"source {source.folder!r}: {source.path or source.url}: {error}") from error
-    return store(checkpoint.tensors, source, folder, {**origin, **_metadata(path), **checkpoint.conversion})
+    return store(checkpoint.tensors, source, folder, {**origin, **metadata, **checkpoint.conversion})
 
 
 def _timm_origin(tag: str, model: torch.nn.Module) -> dict:
@@ -94,6 +94,7 @@ def _timm_origin(tag: str, model: torch.nn.Module) -> dict:
 
 def store(tensors: dict[str, Tensor], source: Source, folder: Path, origin: dict) -> dict:
     """Check that these are a Softmax ViT's parameters of the source's size, write them, return the manifest."""
+    _check_tensors(tensors, source.folder)
     weights = Weights(tensors, _grid_of(tensors, source))
     check(weights, source.size, source.folder)
     metadata = {"name": source.folder, "grid_size": list(weights.grid_size), **origin}
@@ -111,15 +112,18 @@ def load(folder: Path) -> Weights:
         SourceError: it is missing, or its bytes are not those its manifest names.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        _check_sha256(folder / WEIGHTS, manifest["weights_sha256"], str(folder / WEIGHTS))
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        found, expected = sha256_of(folder / WEIGHTS), manifest["weights_sha256"]
         grid_size, statistics = tuple(manifest["grid_size"]), _statistics_in(manifest)
     except FileNotFoundError as error:
         raise SourceError(
             f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
         ) from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise SourceError(f"{error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
+    _check_sha256(found, expected, str(folder / WEIGHTS))
     return Weights(load_file(folder / WEIGHTS), grid_size, statistics)
 
 
@@ -136,9 +140,6 @@ def check(weights: Weights, size: Size, name: str) -> None:
 
     The grid may differ from the size's: positions are resampled when copied.
     """
-    for key, value in weights.tensors.items():
-        if not isinstance(value, Tensor):
-            raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
     found = {key: tensor.shape for key, tensor in weights.tensors.items()}
     classes = next(iter(found.get("head.weight", ())), 0)
     with torch.device("meta"):
@@ -153,6 +154,21 @@ def check(weights: Weights, size: Size, name: str) -> None:
             raise SourceError(
                 f"source {name!r}: {key} has shape {list(found[key])}, expected {list(shape)} for size {size.name!r}"
             )
+
+
+def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
+    for key, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
+        if not _is_whole(value):
+            raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.is_floating_point():
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _grid_of(tensors: dict[str, Tensor], source: Source) -> tuple[int, int]:
@@ -173,7 +189,10 @@ def _metadata(path: Path) -> dict:
         return {}
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-    return {"provenance": json.loads(metadata["linvit"])} if "linvit" in metadata else {}
+    try:
+        return {"provenance": json.loads(metadata["linvit"])} if "linvit" in metadata else {}
+    except (ValueError, RecursionError) as error:
+        raise checkpoints.CheckpointError(f"its metadata 'linvit' is no JSON: {reason_of(error)}") from error
 
 
 def _statistics_in(manifest: dict) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -191,7 +210,6 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _check_sha256(path: Path, expected: str, name: str) -> None:
-    found = sha256_of(path)
+def _check_sha256(found: str, expected: str, name: str) -> None:
     if found != expected:
         raise SourceError(f"{name}: sha256 is {found}, expected {expected}")

@@ -40,7 +40,7 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
             spec = RunSpec.from_json(file.metadata()["spec"])
         model = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes)
         model.load_state_dict(load_file(path))
-    except (SafetensorError, OSError, TypeError, KeyError, ValidationError, RuntimeError) as error:
+    except (SafetensorError, OSError, TypeError, KeyError, ValidationError, UserError, RuntimeError) as error:
         reason = shorten(reason_of(error), 200, placeholder=" ...")
         raise ModelError(f"{path}: not a trained model that this code can read: {reason}") from error
     return spec, model

@@ -41,6 +41,10 @@ def linearize(vit: VisionTransformer, variant: Variant) -> VisionTransformer:
         GeometryError: the operator does not work on this ViT's grid or prefix tokens; the ViT is untouched.
     """
     operator = resolve_class(variant.target)
+    if not (isinstance(operator, type) and issubclass(operator, nn.Module)):
+        raise ConfigError(
+            f"variants.{variant.name}: {variant.target} is no class of modules; allowed: a torch.nn.Module"
+        )
     attentions = [_operator_for(vit, block, operator, variant) for block in vit.blocks]
     for block, attention in zip(vit.blocks, attentions, strict=True):
         block.attn = attention.train(block.attn.training)

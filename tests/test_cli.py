@@ -281,7 +281,7 @@ def test_a_bad_spec_is_told_in_one_line(folder, capsys, command, text):
 
 def test_missing_data_is_told_in_one_line(folder, capsys):
     nowhere = dataset(folder / "nowhere.npz")
-    line = refusal(capsys, "train", spec("", dataset=nowhere).to_json(), "--out", "run")
+    line = refusal(capsys, "train", spec("x", dataset=nowhere).to_json(), "--out", "run")
     assert "'bands' not found" in line
     assert str(folder / "nowhere.npz") in line
     line = refusal(capsys, "dataset", nowhere.model_dump_json(), "--out", "bands.json")

@@ -19,8 +19,9 @@ import torchvision.datasets
 from layouts import LABELS, WRITERS, grey
 from tiny import RECIPE, RGB, SIZE, STUDY, TEST, TRAIN, arrays, dataset, one_line, spec, write_npz
 
+from linvit.archives import read_idx
 from linvit.data import evaluation_batches, training_batches
-from linvit.datasets import DataError, Images, read, read_idx, scored_labels
+from linvit.datasets import DataError, Images, read, scored_labels
 from linvit.embedded.make_images import first_of_each_class, make
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -218,9 +219,25 @@ IDX_DAMAGES = [
 @pytest.mark.parametrize("damage", IDX_DAMAGES)
 def test_a_damaged_idx_file_is_named_in_one_line(tmp_path, damage):
     path = damaged_idx(tmp_path / "train-images-idx3-ubyte.gz", damage)
-    with pytest.raises(DataError) as caught:
-        read_idx(path)
-    assert str(path) in one_line(caught.value)
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.arange(3))
+    assert f"{path} cannot be read: " in refusal(dataset("", npz=None, idx=str(tmp_path)), "train", ".")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (np.zeros((6, 4, 4)), np.arange(6)),
+        (np.zeros((6, 4), np.uint8), np.arange(6)),
+        (np.zeros((6, 4, 4), np.uint8), np.zeros(6)),
+        (np.zeros((6, 4, 4), np.uint8), np.zeros((6, 1), int)),
+        (np.uint8(3), np.arange(6)),
+        (np.zeros((6, 4, 4), np.uint8), np.array(list("abcabc"))),
+    ],
+)
+def test_arrays_that_are_no_images_and_labels_are_refused(tmp_path, images, labels):
+    """Images from 0 to 1 would be seen as black."""
+    np.savez(tmp_path / "a.npz", test_images=images, test_labels=labels)
+    assert "allowed: uint8 [n, H, W]" in refusal(dataset(tmp_path / "a.npz", test_size=None), "test", ".")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no zip", "labels missing", "fewer labels than images"])

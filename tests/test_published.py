@@ -85,9 +85,9 @@ def test_a_file_is_read(tmp_path):
     [
         ("[[80.0, 0.1]]", "[80.0, 81.0]", "rows.Copy.values: 2 values for 1 columns"),
         ("[80.0, 0.1]", "800.0", "table1.rows.Copy.values.0"),
-        ("start: copy", "start: 3", "start: Input should be a valid string"),
-        ("{start: copy}", "{}", "start: Field required"),
-        ("title: t", "title: t\n  tpyo: 1", "table1.tpyo: Extra inputs"),
+        ("start: copy", "start: 3", "start: found 3; allowed: text"),
+        ("{start: copy}", "{}", "start: missing"),
+        ("title: t", "title: t\n  tpyo: 1", "table1.tpyo: unknown key; allowed: title, what, runs, columns, rows"),
         ("table1:", "table1: {}\ntable1:", "duplicate key 'table1'"),
     ],
 )

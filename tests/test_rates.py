@@ -91,7 +91,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     ("text", "wrong"),
     [
         ("{", "Invalid JSON"),
-        ("{}", "device: Field required"),
+        ("{}", "device: missing"),
         (TABLE.model_dump_json().replace("1.5", "-1.5"), "train_images_per_second: "),
         (TABLE.model_dump_json().replace('"threads":2', '"threads":"2"'), "threads: "),
     ],

@@ -209,6 +209,34 @@ def test_a_bad_configuration_is_refused_before_any_job(study: Study, change: dic
     assert "Job stats" not in result.stdout + result.stderr
 
 
+BROKEN = {
+    "inits: &loop {mine: *loop}": "config.yaml:1: an alias inside of what it stands for; allowed: ",
+    "evil: !!python/object/apply:os.mkdir [ran]": "config.yaml:1: not valid YAML: could not determine a constructor",
+    "__use_yte__: true\n__definitions__: [import os; os.mkdir('ran')]": "config.yaml: __use_yte__: templates may run",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=["alias", "tag", "template"])
+def test_a_file_that_snakemake_should_not_even_read_is_refused_first(study: Study, line: str) -> None:
+    (study.folder / "config.yaml").write_text(f"{line}\n{yaml.safe_dump(CONFIG)}")
+    result = study.run("--dry-run")
+    study.configure(CONFIG)
+    assert result.returncode != 0
+    assert BROKEN[line] in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    assert not (study.folder / "ran").exists()
+
+
+def test_a_variant_that_is_not_there_is_refused_before_any_job(study: Study) -> None:
+    """That beside config.yaml is there; none is imported."""
+    study.configure({**CONFIG, "variants": {**CONFIG["variants"], "fragile": {"target": "fragile:Agile"}}})
+    result = study.run("--dry-run")
+    study.configure(CONFIG)
+    assert result.returncode != 0
+    assert "variants.fragile.target: no 'Agile' in " in result.stdout + result.stderr
+    assert "fragile.py; allowed: Fragile" in result.stdout + result.stderr
+
+
 def test_a_mistake_in_a_grid_that_is_not_chosen_is_refused_too(study: Study) -> None:
     config = yaml.safe_load(yaml.safe_dump(CONFIG, sort_keys=False))
     config["grids"]["breaking"][0]["inits"] = ["fullcopy"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.datasets import read_idx
+from linvit.archives import read_idx
 from linvit.files import replacing
 
 CLASSES, TRAIN_PER_CLASS, TEST_PER_CLASS = 10, 100, 500

@@ -4,16 +4,19 @@ from pathlib import Path
 from shlex import quote
 
 import linvit
-from linvit.config import ConfigError, read_yaml, study_from
+from linvit.config import ConfigError, check_targets, study_from
 from linvit.grid import evaluations, expand as expand_grid, sources_of
 from linvit.report import SECTIONS, figures_of, tables_of, title_of
 from snakemake.settings.types import DeploymentMethod
 
+CONFIGFILES = " + ".join(map(str, workflow.configfiles))
+IN_CONDA = DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method
+
 try:
-    # Snakemake's own reader silently keeps the last of two equal keys; this one refuses them.
-    for path in workflow.configfiles:
-        read_yaml(path)
-    STUDY = study_from(config, " + ".join(map(str, workflow.configfiles)))
+    STUDY = study_from(config, CONFIGFILES)
+    # Another environment may have other modules.
+    if not IN_CONDA:
+        check_targets(STUDY.variants, CONFIGFILES)
     # All of them, so that a mistake in a grid is told before it is chosen.
     GRIDS = {grid: expand_grid(STUDY, grid) for grid in STUDY.grids}
 except ConfigError as error:
@@ -28,7 +31,7 @@ RESULTS = STUDY.results
 GRID = f"{RESULTS}/grids/{STUDY.grid}"
 PACKAGE = Path(linvit.__file__).parent
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
-if DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method:
+if IN_CONDA:
     LINVIT = f"PYTHONPATH={quote(str(PACKAGE.parent))} python -m linvit"
 else:
     LINVIT = f"{quote(sys.executable)} -m linvit"

@@ -1,70 +1,69 @@
-"""What a study is made of: the catalogue and the grids of `config.yaml`, checked before anything runs.
+"""What a study is made of: the entries of the catalogue and of the grids in `config.yaml`.
 
-Every part is a frozen pydantic model that refuses unknown keys. Nothing here imports torch: a login node
-that only builds the DAG reads this module.
+Every part is a frozen pydantic model that refuses unknown keys.
 """
 
-import json
-import pkgutil
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    StringConstraints,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from linvit.config.errors import ConfigError
+from linvit.config.mistakes import dotted, names, number_of, shown
 
 NO_SOURCE = "none"
 """In place of a source's name, in runs that use none."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Names become folders, so they hold neither separators nor a leading dot.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+def _like(pattern: str, allowed: str) -> AfterValidator:
+    """Text that matches a pattern, which a message puts into words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"found {shown(text)}; allowed: {allowed}")
+        return text
+
+    return AfterValidator(check)
+
+
+LARGEST = 2**31 - 1
+"""Of counts; more than any model, data set or schedule has."""
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Seed = NonNegativeInt
-AUTO_AUGMENT = r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*$"
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, _like(r".+", "text that is not empty")]
+# Names become folders: no separators, no dot at either end.
+Name = Annotated[
+    str,
+    _like(
+        r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?",
+        "up to 64 of the letters a to z and A to Z, digits, '_', '-' and '.'; first a letter or digit, last no '.'",
+    ),
+]
+Folder = Annotated[str, _like(r"[^{}]+", "the path of a folder, without { and }")]
+Target = Annotated[
+    str,
+    _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class, or file:Class of a file beside config.yaml"),
+]
+Sha256 = Annotated[str, _like(r"[0-9a-f]{64}", "64 digits 0 to 9 and a to f")]
+AutoAugment = Annotated[
+    str,
+    _like(
+        r"(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*",
+        "timm's notation, such as rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or original",
+    ),
+]
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
 """The groups of weights a copy can name; `linvit.init.copy` says which parameter is in which."""
 DISTANCES = {"output": ("mse", "l2"), "heads": ("mse",), "map": ("mse", "cross_entropy")}
 """What a distillation loss can match, and by which distances; `linvit.distill` has the formulas."""
-
-
-class UserError(ValueError):
-    """A mistake that a person can mend; its text is one line that says where, what, and what is allowed."""
-
-
-class RunEnded(RuntimeError):
-    """A run that ended before its time, for a reason that its text tells in one line."""
-
-
-class ConfigError(UserError):
-    """A mistake in the configuration."""
-
-
-def reason_of(error: Exception) -> str:
-    """Another library's error on one line; its kind where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def first_mistake(error: ValidationError) -> str:
-    """The first mistake that pydantic found, as `key: what is wrong`."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where + ': ' if where else ''}{first['msg']}"
 
 
 class Part(BaseModel):
@@ -102,7 +101,7 @@ class Variant(Part):
     """An attention operator and the skeleton it sits in; the defaults are the Softmax ViT's own."""
 
     name: Name
-    target: Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
+    target: Target
     """`package.module:Class`; the class need not be in this package."""
     kwargs: dict[str, Any] = {}
     class_token: bool = True
@@ -112,6 +111,12 @@ class Variant(Part):
     """Whether Mimetic and Impulse are defined: they shape a standard QK^T and V-proj product."""
     attention_map: bool = False
     """Whether the operator has a map that map distillation can match."""
+
+    @field_validator("kwargs")
+    @classmethod
+    def _means_its_numbers(cls, kwargs: dict) -> dict:
+        _refuse_numbers_as_text(kwargs)
+        return kwargs
 
     @model_validator(mode="after")
     def _pools_what_it_has(self) -> "Variant":
@@ -170,7 +175,7 @@ class Distill(Part):
         allowed = DISTANCES[self.target]
         if self.distance not in allowed:
             raise ValueError(
-                f"distance {self.distance!r} is not defined for target {self.target!r}; allowed: {_names(allowed)}"
+                f"distance {self.distance!r} is not defined for target {self.target!r}; allowed: {names(allowed)}"
             )
         return self
 
@@ -210,19 +215,19 @@ class Dataset(Part):
     """
 
     name: Name
-    torchvision: str | None = None
-    timm: str | None = None
+    torchvision: Text | None = None
+    timm: Text | None = None
     """`hfds/` and a folder of Hugging Face or WebDataset shards; timm's other readers stream, or have a key here."""
-    folder: str | None = None
-    npz: str | None = None
-    idx: str | None = None
+    folder: Text | None = None
+    npz: Text | None = None
+    idx: Text | None = None
     train: dict[str, Any] | str | None = None
     test: dict[str, Any] | str | None = None
     classes: PositiveInt
-    class_names: str | None = None
+    class_names: Text | None = None
     """A file, or `package:file`, with a class a line in the order of labels: folders are named by one, or by its
     number. Without it, labels are places in the sorted folder names."""
-    subset: str | None = None
+    subset: Text | None = None
     """A file like `class_names` with the classes that occur; logits of the others are dropped."""
     test_of: str | None = None
     """The data set of which this is a further test split, out of distribution; its models alone see it."""
@@ -230,6 +235,13 @@ class Dataset(Part):
     test_size: PositiveInt | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[PositiveFloat, ...] = IMAGENET_STD
+
+    @field_validator("train", "test")
+    @classmethod
+    def _means_its_numbers(cls, split: dict | str | None) -> dict | str | None:
+        if isinstance(split, Mapping):
+            _refuse_numbers_as_text(split)
+        return split
 
     @model_validator(mode="after")
     def _has_one_reader(self) -> "Dataset":
@@ -275,7 +287,7 @@ class DatasetEntry(Dataset):
         if isinstance(self.recipe, str):
             return self.recipe
         if size not in self.recipe:
-            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {_names(self.recipe)}")
+            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {names(self.recipe)}")
         return self.recipe[size]
 
     def settings(self) -> Dataset:
@@ -304,7 +316,7 @@ class Recipe(Part):
     crop_ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
     flip: Fraction = 0.5
     color_jitter: NonNegativeFloat = 0.4
-    auto_augment: Annotated[str, StringConstraints(pattern=AUTO_AUGMENT)] | None = None
+    auto_augment: AutoAugment | None = None
     """timm's notation, such as `rand-m9-mstd0.5-inc1`."""
     mixup: NonNegativeFloat = 0.0
     cutmix: NonNegativeFloat = 0.0
@@ -349,11 +361,11 @@ class SourceEntry(Part):
     `path` is a file, relative to the working directory, or `package:file` for one inside a package.
     """
 
-    timm: str | None = None
-    url: str | None = None
-    path: str | None = None
+    timm: Text | None = None
+    url: Text | None = None
+    path: Text | None = None
     train: TrainEntry | None = None
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+    sha256: Sha256 | None = None
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> "SourceEntry":
@@ -386,203 +398,20 @@ class Block(Part):
     def _is_unique(cls, values: tuple) -> tuple:
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
-            raise ValueError(f"named twice: {_names(map(str, twice))}")
+            raise ValueError(f"named twice: {names(map(str, twice))}")
         return values
-
-
-class Study(Part):
-    """A whole `config.yaml`: the catalogue, the named grids, and which grid to run."""
-
-    grid: str
-    results: str = "results"
-    data: str = "data"
-    """The folder that torchvision and folder data sets are looked for in."""
-    download: bool = False
-    """Whether missing torchvision data sets may be downloaded."""
-    sizes: dict[Name, Size]
-    variants: dict[Name, VariantEntry]
-    inits: dict[Name, Init]
-    recipes: dict[Name, Recipe]
-    datasets: dict[Name, DatasetEntry]
-    sources: dict[Name, dict[str, SourceEntry]] = {}
-    grids: dict[Name, tuple[Block, ...]]
-
-    @model_validator(mode="after")
-    def _refers_to_what_exists(self) -> "Study":
-        _known("grid", self.grid, self.grids)
-        for name, dataset in self.datasets.items():
-            self._check_dataset(f"datasets.{name}", dataset)
-        for name, sizes in self.sources.items():
-            if name == NO_SOURCE:
-                raise ValueError(f"sources.{name}: the name of runs without a source; choose another")
-            for size, source in sizes.items():
-                _known(f"sources.{name}", size, self.sizes)
-                if source.train:
-                    self._check_trained_on(f"sources.{name}.{size}.train.dataset", source.train.dataset)
-                    _known(f"sources.{name}.{size}.train.recipe", source.train.recipe, self.recipes)
-        for name, blocks in self.grids.items():
-            for number, block in enumerate(blocks):
-                for axis in ("sizes", "variants", "inits", "sources"):
-                    for value in getattr(block, axis):
-                        _known(f"grids.{name}.{number}.{axis}", value, getattr(self, axis))
-                for value in block.datasets:
-                    self._check_trained_on(f"grids.{name}.{number}.datasets", value)
-                for value in block.ood:
-                    self._check_ood(f"grids.{name}.{number}.ood", value, block)
-                if block.recipe:
-                    _known(f"grids.{name}.{number}.recipe", block.recipe, self.recipes)
-        return self
-
-    def _check_dataset(self, key: str, dataset: DatasetEntry) -> None:
-        if dataset.test_of:
-            self._check_trained_on(f"{key}.test_of", dataset.test_of)
-            if dataset.recipe:
-                raise ValueError(f"{key}.recipe: nothing is trained on a test split of {dataset.test_of!r}")
-            if dataset.classes != self.datasets[dataset.test_of].classes:
-                raise ValueError(f"{key}.classes: not those of {dataset.test_of!r}, whose models it is for")
-            return
-        if dataset.recipe is None:
-            raise ValueError(f"{key}.recipe: missing")
-        recipes = [dataset.recipe] if isinstance(dataset.recipe, str) else dataset.recipe.values()
-        for recipe in recipes:
-            _known(f"{key}.recipe", recipe, self.recipes)
-        for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
-            _known(f"{key}.recipe", size, self.sizes)
-
-    def _check_trained_on(self, key: str, name: str) -> None:
-        _known(key, name, self.datasets)
-        if self.datasets[name].test_of:
-            raise ValueError(f"{key}: {name!r} is a test split of {self.datasets[name].test_of!r}; it has no training")
-
-    def _check_ood(self, key: str, name: str, block: Block) -> None:
-        _known(key, name, self.datasets)
-        others = [dataset for dataset in block.datasets if dataset != self.datasets[name].test_of]
-        if others:
-            raise ValueError(f"{key}: {name!r} is no test split of {others[0]!r} (test_of)")
-
-
-def study_from(config: Mapping, origin: str = "config.yaml") -> Study:
-    """Check a parsed configuration.
-
-    Raises:
-        ConfigError: one line with the key, what was wrong and what is allowed.
-    """
-    try:
-        _refuse_exotic(config)
-        # Through JSON, so that lists become tuples while a string never becomes a number.
-        return Study.model_validate_json(json.dumps(_with_names(config)))
-    except ValidationError as error:
-        raise ConfigError(f"{origin}: {_one_line(error)}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from None
-
-
-def load_study(path: str | Path, **overrides: Any) -> Study:
-    """Read and check a configuration file; `overrides` replace top-level keys."""
-    config = read_yaml(path)
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of keys, found {type(config).__name__}")
-    return study_from({**config, **overrides}, str(path))
-
-
-def read_yaml(path: str | Path) -> Any:
-    """Parse YAML, refusing a key that stands twice in one mapping (plain YAML keeps the last, silently)."""
-    try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a text that is no UTF-8, a date that is none
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """As written: once merge keys (`<<`) are resolved, an overridden key stands twice too."""
-        node = super().compose_mapping_node(anchor)
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {twice[0]!r}", node.start_mark)
-        return node
-
-
-def resolve_class(target: str) -> type:
-    """The class that `package.module:Class` names."""
-    try:
-        return pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"target {target!r} cannot be imported: {error}") from None
-
-
-def _refuse_exotic(value: Any, where: str = "") -> None:
-    """Refuse what YAML reads from a slip of the pen: keys that are no text, dates, bytes."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            if not isinstance(key, str):
-                raise ConfigError(f"{where or 'config'}: key {key!r} is read as {type(key).__name__}; quote it")
-            _refuse_exotic(entry, f"{where}.{key}" if where else key)
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            _refuse_exotic(entry, f"{where}.{index}")
-    elif not isinstance(value, str | int | float | None):
-        kind = type(value).__name__
-        raise ConfigError(f"{where}: {value!s} is read as a {kind}; allowed: text, numbers, true, false")
-
-
-def _with_names(config: Mapping) -> dict:
-    """The configuration with each entry's key as its `name`."""
-    named = dict(config)
-    for table in ("sizes", "variants", "inits", "recipes", "datasets"):
-        if isinstance(config.get(table), Mapping):
-            named[table] = {key: _with_name(f"{table}.{key}", key, entry) for key, entry in config[table].items()}
-    return named
-
-
-def _with_name(where: str, key: str, entry: Any) -> Any:
-    if not isinstance(entry, Mapping | None):
-        return entry
-    if entry and "name" in entry:
-        raise ConfigError(f"{where}.name: unknown key; an entry's key is its name")
-    return {"name": key, **(entry or {})}
 
 
 def _exactly_one(part: Part, keys: tuple[str, ...]) -> None:
     given = [key for key in keys if getattr(part, key) is not None]
     if len(given) != 1:
-        raise ValueError(f"exactly one of {_names(keys)} is needed, found {_names(given) or 'none'}")
+        raise ValueError(f"exactly one of {names(keys)} is needed, found {names(given) or 'none'}")
 
 
-def _known(key: str, value: str, allowed: Mapping) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key}: {value!r} is not defined; allowed: {_names(allowed)}")
-
-
-def _names(values: Any) -> str:
-    return ", ".join(values)
-
-
-def _one_line(error: ValidationError) -> str:
-    """The first mistake as `key: what is wrong; allowed: ...`, and how many more there are."""
-    first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
-    if first["type"] == "extra_forbidden":
-        message = f"unknown key; allowed: {_names(_allowed_keys(first['loc'][:-1]))}"
-    elif first["type"] == "missing":
-        message = "missing"
-    else:
-        message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
-    rest = f" (and {len(more)} more {'mistakes' if len(more) > 1 else 'mistake'})" if more else ""
-    return " ".join(f"{key}: {message}{rest}".split()) if key else f"{message}{rest}"
-
-
-def _allowed_keys(location: tuple) -> list[str]:
-    """The keys of the part at a place in the configuration, as a person writes them."""
-    part: type[Part] = Study
-    if location:
-        table, *path = location
-        # The first steps are names and numbers; what follows are keys of the entry.
-        part, depth = {"sources": (SourceEntry, 2), "grids": (Block, 2)}.get(table, (None, 1))
-        part = part or Study.model_fields[table].annotation.__args__[1]
-        for key in path[depth:]:
-            part = {"train": TrainEntry, "distill": Distill}.get(key, part)
-    return [field.alias or key for key, field in part.model_fields.items() if key != "name"]
+def _refuse_numbers_as_text(value: Any, *steps: str | int) -> None:
+    """Of arguments whose types only their receiver knows: `1e-6`, which YAML reads as text."""
+    if isinstance(value, Mapping | list):
+        for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _refuse_numbers_as_text(entry, *steps, key)
+    elif isinstance(value, str) and (number := number_of(value)):
+        raise ValueError(f"{dotted(steps)} is the text {shown(value)}; allowed: the number; write {number}")

@@ -1,0 +1,84 @@
+"""The classes that variants name: looked for without importing anything, and imported where a model is built."""
+
+import ast
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+
+from linvit.config.errors import ConfigError, reason_of
+from linvit.config.mistakes import meant, names
+from linvit.config.parts import Variant
+
+DYNAMIC = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
+"""Names in a file that may define others without their being in its text."""
+
+
+def check_targets(variants: Mapping[str, Variant], origin: str = "config.yaml", folder: str | Path = ".") -> None:
+    """Refuse a variant whose module is not there, or whose class is not in its module's text.
+
+    Modules are looked for in the folder, in the working directory, and where this process finds its own; none is
+    imported, as those of operators import torch. What is no plain source file is left to the runs.
+
+    Raises:
+        ConfigError: one line with the key, what is not there, and where it was looked for or what is.
+    """
+    # As absolute paths: importlib remembers what it finds in each.
+    path = [str(Path(folder).resolve()), str(Path.cwd()), *sys.path]
+    for name, variant in variants.items():
+        if reason := _missing(variant.target, path):
+            raise ConfigError(f"{origin}: variants.{name}.target: {reason}")
+
+
+def resolve_class(target: str) -> type:
+    """The class that `package.module:Class` names."""
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"target {target!r} cannot be imported: {reason_of(error)}") from None
+
+
+def _missing(target: str, path: Iterable[str]) -> str | None:
+    """Why a target cannot be imported, where that can be told."""
+    module, _, name = target.partition(":")
+    spec = _spec_of(module, path)
+    if spec is None:
+        return f"no module {module!r}; allowed: one that is installed, or a file beside config.yaml"
+    if not isinstance(spec.loader, SourceFileLoader):
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes(), Path(spec.origin).name)
+    except (SyntaxError, ValueError, OSError) as error:
+        return f"{spec.origin} cannot be read as Python: {reason_of(error)}"
+    words = set(_words(tree))
+    if name in words or DYNAMIC & words:
+        return None
+    classes = [statement.name for statement in tree.body if isinstance(statement, ast.ClassDef)]
+    return f"no {name!r} in {spec.origin}; allowed: {names(classes)}{meant(name, classes)}"
+
+
+def _spec_of(module: str, path: Iterable[str]) -> ModuleSpec | None:
+    """Like `importlib.util.find_spec`, which would import a module's packages."""
+    spec, name = None, ""
+    for part in module.split("."):
+        if path is None:  # what should hold it is no package
+            return None
+        name = f"{name}.{part}".lstrip(".")
+        finders = [PathFinder, *(finder for finder in sys.meta_path if hasattr(finder, "find_spec"))]
+        spec = next((found for finder in finders if (found := finder.find_spec(name, path))), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def _words(tree: ast.AST) -> Iterable[str]:
+    """The names that occur in a module's text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
