@@ -151,7 +151,7 @@ def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTrans
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.stream("model"))
         student = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes, drop_path=spec.recipe.drop_path)
-    return initialize(student, spec.init, weights, spec.stream("analytic"))
+    return initialize(student, weights, spec.init, seed=spec.stream("analytic"))
 
 
 def build_distillation(

@@ -202,5 +202,3 @@ def test_a_vit_that_cannot_be_linearised_is_left_untouched(variant):
     with pytest.raises(GeometryError):
         linearize(vit, variant)
     assert_untouched(vit, before)
-
-

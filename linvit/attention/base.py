@@ -105,7 +105,7 @@ class Attention(nn.Module):
 
 def is_own(name: str, attention: nn.Module) -> bool:
     """Whether an attention declares the parameter of this name, or the module it is in, its own."""
-    return any(f"{name}.".startswith(f"{own}.") for own in attention.own_parameters)
+    return any(f"{name}.".startswith(f"{own}.") for own in getattr(attention, "own_parameters", ()))
 
 
 def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
