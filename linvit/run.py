@@ -162,7 +162,7 @@ def build_distillation(
         return None
     teacher = build_vit(spec.size, num_classes=0)
     CopyWeights(weights, BACKBONE)(teacher)
-    return AttentionDistillation(teacher.to(student.head.weight.device), student, spec.init.distill)
+    return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
 def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:

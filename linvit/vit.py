@@ -1,12 +1,12 @@
 """timm's `VisionTransformer`, unmodified, with its attention swapped for an operator."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from linvit.attention.replace import replacement
 from linvit.catalogue import VARIANTS, named
@@ -74,6 +74,12 @@ def linearize(model: ViT, variant: str | type | Variant, *, blocks: Iterable[int
         block = model.blocks[index]
         block.attn = attention.train(block.attn.training)
     return model
+
+
+def prefix_tokens(parameters: Mapping[str, Tensor]) -> list[str]:
+    """The tokens before a ViT's patches, in order, by the parameters that they are of: `cls_token[0]`, ..."""
+    names = ("cls_token", "dist_token", "reg_token")
+    return [f"{name}[{i}]" for name in names if name in parameters for i in range(parameters[name].shape[1])]
 
 
 def fix_positions(vit: VisionTransformer) -> None:

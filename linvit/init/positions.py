@@ -1,7 +1,5 @@
 """Learned positions from one ViT to another: on its grid, and for those of the tokens before it that it has."""
 
-from collections.abc import Mapping
-
 import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
@@ -9,9 +7,7 @@ from torch import Tensor
 
 from linvit.config import UserError
 from linvit.sources import Weights
-
-TOKENS = ("cls_token", "dist_token", "reg_token")
-"""What comes before the patch tokens, in this order."""
+from linvit.vit import prefix_tokens
 
 
 class CopyError(UserError):
@@ -27,7 +23,7 @@ def resampled_positions(weights: Weights, student: VisionTransformer) -> Tensor:
     Raises:
         CopyError: a token without position in the source, or whose position the student cannot take.
     """
-    tokens, table = tokens_in(weights.tensors), weights.tensors["pos_embed"]
+    tokens, table = prefix_tokens(weights.tensors), weights.tensors["pos_embed"]
     rows, columns = weights.grid_size
     embedded = table.shape[1] - rows * columns
     if embedded not in (0, len(tokens)):
@@ -43,14 +39,9 @@ def resampled_positions(weights: Weights, student: VisionTransformer) -> Tensor:
     return torch.cat([prefix[:, kept], table[:, embedded:]], dim=1)
 
 
-def tokens_in(parameters: Mapping[str, Tensor]) -> list[str]:
-    """A ViT's tokens before its patches, in order; several of a kind are numbered."""
-    return [f"{name}[{i}]" for name in TOKENS if name in parameters for i in range(parameters[name].shape[1])]
-
-
 def _embedded_tokens(student: VisionTransformer, of_source: list[str], embedded: bool) -> list[str]:
     """The student's tokens that have a position, each of which the source must have."""
-    tokens = tokens_in(dict(student.named_parameters()))
+    tokens = prefix_tokens(dict(student.named_parameters()))
     if student.pos_embed.shape[1] > student.patch_embed.num_patches:
         for token in tokens:
             if token not in of_source:
