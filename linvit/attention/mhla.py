@@ -57,19 +57,23 @@ class MhlaAttention(Attention):
         self.check(x, attn_mask, is_causal)
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
         with full_precision(q, k, v) as (q32, k32, v32):
-            q32, k32 = (F.relu(norm(t)) + EPS for norm, t in ((self.q_norm, q32), (self.k_norm, k32)))
+            q32, k32 = (F.relu(self._normed(norm, t)) + EPS for norm, t in ((self.q_norm, q32), (self.k_norm, k32)))
             out = self._from_windows(self.mix(*map(self._to_windows, (q32, k32, v32))))
         out = out.to(x.dtype) + self._positional(v).to(x.dtype)
         return self.proj(out)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Three [B, H, b, e^2, d] (windows, tokens within) -> the same shape."""
-        mixed = self.block_mix.weight
+        mixed = self.block_mix.weight.to(q.dtype)
         kv = torch.einsum("ij,bhjde->bhide", mixed, k.mT @ v)
         # The authors' code mixes the products q_j . z_j at equal position inside the window, not the sums z_j.
         own = (q * k.sum(-2, keepdim=True)).sum(-1)
         denominator = torch.einsum("ij,bhjt->bhit", mixed, own).unsqueeze(-1) + EPS
         return q @ kv / denominator
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """A norm in the precision of its weights, which a model in bfloat16 has rounded."""
+        return norm(x.to(self.qkv.weight.dtype)).to(x.dtype)
 
     def _positional(self, v: Tensor) -> Tensor:
         """The depthwise convolution of the values on the whole grid, [B, N, C] -> [B, N, C]."""

@@ -42,7 +42,7 @@ class TttAttention(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The SwiGLU branch: three [B, H, N, d] -> [B, H, N, d]."""
-        w = torch.cat([self.w1, self.w2], dim=-1)
+        w = torch.cat([self.w1, self.w2], dim=-1).to(q.dtype)
         z1, z2 = (k @ w).chunk(2, dim=-1)
         gate = z2.sigmoid()
         silu = z2 * gate
@@ -62,7 +62,7 @@ class TttAttention(Attention):
         direction = (F.unfold(k, 3, padding=1) @ v.reshape(B * d, N, 1)).reshape(B, d, 9)
         step = SCALE / N
         update = (direction * (step / (step * norm(direction, -1) + 1))).reshape(B, d, 1, 3, 3)
-        kernels = (self.w3 + update).reshape(B * d, 1, 3, 3)
+        kernels = (self.w3.to(q.dtype) + update).reshape(B * d, 1, 3, 3)
         return F.conv2d(q.reshape(1, B * d, *self.grid_size), kernels, padding=1, groups=B * d).reshape(B, d, N).mT
 
     def softmax_view(self) -> dict[str, Tensor]:
