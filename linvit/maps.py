@@ -39,8 +39,8 @@ def attention_map(model: nn.Module, images: Tensor, block: int | None = -1) -> T
         block: A block's index, negative ones from the end; None for all of them.
 
     Returns:
-        float32 [B, H, N, N], queries by keys, prefix tokens first; [blocks, B, H, N, N] for all. Rows sum to 1;
-        InLine's entries may be negative.
+        float32 [B, H, N, N], queries by keys, prefix tokens first; [blocks, B, H, N, N] for all. Rows sum to 1,
+        but for those of ReLU without a key of positive product, which are zero; InLine's entries may be negative.
 
     Raises:
         MapError: the block's operator has no map (MHLA, TTT), or there is no such block.
@@ -52,11 +52,12 @@ def attention_map(model: nn.Module, images: Tensor, block: int | None = -1) -> T
     chosen = list(vit.blocks) if block is None else [vit.blocks[block]]
     maps: list[Tensor] = []
     hooks = [_recorded(chosen_block.attn, maps) for chosen_block in chosen]
-    training = vit.training
+    modes = [(module, module.training) for module in vit.modules()]
     try:
         vit.eval().forward_features(images)
     finally:
-        vit.train(training)
+        for module, training in modes:
+            module.training = training
         for hook in hooks:
             hook.remove()
     return torch.stack(maps) if block is None else maps[0]
