@@ -90,13 +90,14 @@ class AttentionDistillation:
         self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
-        self._listening = False
-        self._hooks = [student.register_forward_pre_hook(self._listen)]
-        self._hooks += [
-            _hooked(block.attn, target).register_forward_hook(self._recorder(record, _capture(block.attn, target)))
+        self._passes = 0
+        heard = [  # all of it before the first hook: a map may be missing
+            (_hooked(block.attn, target), self._recorder(record, _capture(block.attn, target)))
             for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
             for block in vit.blocks
         ]
+        self._hooks = [student.register_forward_pre_hook(self._listen)]
+        self._hooks += [module.register_forward_hook(recorder) for module, recorder in heard]
 
     @classmethod
     def from_settings(cls, teacher: nn.Module, student: nn.Module, settings: Distill) -> Self:
@@ -107,8 +108,8 @@ class AttentionDistillation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """lambda x L_distill for the images [B, 3, H, W] that the student has just seen; a scalar."""
-        of_student, self._listening = _emptied(self._of_student), False
-        if len(of_student) != len(self.teacher.blocks):
+        of_student, passes, self._passes = _emptied(self._of_student), self._passes, 0
+        if passes != 1 or len(of_student) != len(self.teacher.blocks):
             raise RuntimeError("run the student in training mode on these images first, once for each call")
         if torch.is_grad_enabled() and not any(seen.requires_grad for seen in of_student) and _learns(self.student):
             raise RuntimeError("the student's pass kept no graph: no_grad, or checkpointing with use_reentrant=True")
@@ -135,7 +136,9 @@ class AttentionDistillation:
         return recorded[:, self.extra_tokens :].to(torch.float32, copy=True)
 
     def _listen(self, student: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._listening = student.training
+        if student.training:
+            self._passes += 1
+            self._of_student.clear()  # of a pass that was not distilled
 
     def _recorder(self, record: list[Tensor], capture: Capture) -> Callable:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -143,7 +146,7 @@ class AttentionDistillation:
             # checkpointing computes again must do all that it did, maps included, but has been heard already.
             if module.training or record is self._of_teacher:
                 seen = capture(inputs[0], output)
-                if self._listening or record is self._of_teacher:
+                if self._passes or record is self._of_teacher:
                     record.append(seen)
 
         return hook
@@ -192,7 +195,7 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
 def _check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
     for vit in (teacher, student):
         if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
-            raise DistillError(f"a {type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")
+            raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")
     alike = {
         "blocks": [(len(teacher.blocks), len(student.blocks))],
         "width": [(teacher.embed_dim, student.embed_dim)],
