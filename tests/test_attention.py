@@ -395,11 +395,33 @@ def test_tokens_of_zeros_have_finite_gradients(name):
 
 
 @pytest.mark.parametrize("name", models.OPERATORS)
-def test_forward_compiles_to_one_graph(name):
-    operator = models.operator(name)
-    x = models.tokens(operator, (2, 4))
+def test_a_model_in_bfloat16_is_close_to_the_same_in_float32(name):
+    operator = models.operator(name, (4, 4), dim=32, scale=None).bfloat16()
+    x = models.tokens(operator, (4, 4)).requires_grad_()
+    half = operator(x)
+    assert half.dtype == torch.bfloat16
+    half.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in (x, *operator.parameters()))
+    full = operator.float()(x.float())
+    assert (half.float() - full).norm() < 0.02 * full.norm()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", models.OPERATORS)
+def test_forward_and_backward_compile_to_one_graph(name, precision):
+    operator = models.operator(name).float()
+    x = models.tokens(operator, (2, 4)).requires_grad_()
     torch._dynamo.reset()
-    exact(torch.compile(operator, fullgraph=True, backend="eager")(x), operator(x))
+    results = []
+    for call in (operator, torch.compile(operator, fullgraph=True, backend="aot_eager")):
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            output = call(x)
+        gradients = torch.autograd.grad(output.float().square().sum(), (x, *operator.parameters()))
+        results.append([output, *gradients])
+    for eager, compiled in zip(*results, strict=True):
+        assert (compiled - eager).float().norm() <= (
+            1e-5 if precision == torch.float32 else 0.02
+        ) * eager.float().norm()
 
 
 def test_an_operator_needs_no_more_than_mix():

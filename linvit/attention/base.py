@@ -78,10 +78,13 @@ class Attention(nn.Module):
             )
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, N, 3C] -> three [B, H, N, d]."""
-        B, N, _ = qkv.shape
-        q, k, v = qkv.reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        """[B, N, 3C] -> three [B, H, N, d], contiguous; queries and keys normed where a ViT has norms for them."""
+        q, k, v = (self.split(part) for part in qkv.chunk(3, dim=-1))
         return (self.q_norm(q), self.k_norm(k), v) if self.takes_qk_norm else (q, k, v)
+
+    def split(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, H, N, d], contiguous: every product would copy a strided view again."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2).contiguous()
 
     @staticmethod
     def merge(heads: Tensor) -> Tensor:
@@ -121,4 +124,26 @@ def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
 def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors in float32 and autocast off: sums over tokens and divisions lose too much in half precision."""
     with torch.autocast(tensors[0].device.type, enabled=False):
-        yield tuple(tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor for tensor in tensors)
+        yield tuple(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors)
+
+
+def summaries(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What linear attention keeps of its tokens, k^T v and the sums of k and of v.
+
+    Keys [..., N, d] and values [..., N, m] -> [..., d, m], [..., 1, d], [..., 1, m].
+    """
+    return _Summaries.apply(k, v)
+
+
+class _Summaries(torch.autograd.Function):
+    """Autograd would make the gradient of k^T, transposed, and add that of each sum in a pass of its own."""
+
+    @staticmethod
+    def forward(ctx, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(k, v)
+        return k.mT @ v, k.sum(-2, keepdim=True), v.sum(-2, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, kv: Tensor, k_sum: Tensor, v_sum: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = ctx.saved_tensors
+        return (v @ kv.mT).add_(k_sum), (k @ kv).add_(v_sum)

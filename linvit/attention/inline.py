@@ -6,7 +6,7 @@ Han et al. 2024 [arXiv:2412.06590]. The paper uses the attention-only form [arXi
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, full_precision
+from linvit.attention.base import Attention, full_precision, summaries
 
 
 class InlineAttention(Attention):
@@ -27,19 +27,18 @@ class InlineAttention(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q, k, v) as (q, k, v):
-            q = q * self.scale
-            k_mean, v_mean = k.mean(-2, keepdim=True), v.mean(-2, keepdim=True)
-            # q (k^T v / N) + (1 - q.kbar) vbar, with the mean keys folded into the small matrix.
-            kv = k.mT @ v / k.shape[-2] - k_mean.mT @ v_mean
-            return q @ kv + v_mean
+            N = k.shape[-2]
+            kv, k_sum, v_sum = summaries(k, v)
+            # q (k^T v / N) + (1 - q.kbar) vbar, with the scale and the mean keys folded into the small matrix.
+            kv = (kv - k_sum.mT @ (v_sum / N)) * (self.scale / N)
+            return (q @ kv).add_(v_sum / N)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
         q, k, v = self.heads(self.qkv(x))
         out = self.merge(self.mix(q, k, v))
         if self.local is not None:
-            patches = self.merge(v)[:, self.num_prefix_tokens :]
-            residual = self.local(x, patches, self.grid_size)
+            residual = self.local(x, v[:, :, self.num_prefix_tokens :], self.grid_size)
             out = out + F.pad(residual, (0, 0, self.num_prefix_tokens, 0))
         return self.proj(out.to(x.dtype))
 
@@ -60,7 +59,7 @@ class LocalKernel(nn.Module):
         self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
 
     def forward(self, x: Tensor, values: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        """Tokens [B, N, C] and patch values [B, h w, C] -> [B, h w, C]."""
+        """Tokens [B, N, C] and patch values [B, H, h w, d] -> [B, h w, C]."""
         B, _, C = x.shape
         kernels = self.fc2(F.gelu(self.fc1(x.mean(1).unsqueeze(-1)))).reshape(B * C, 1, 3, 3)
         image = values.mT.reshape(1, B * C, *grid_size)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, GeometryError, full_precision
+from linvit.attention.base import Attention, GeometryError, full_precision, summaries
 
 EPS = 1e-6
 
@@ -50,30 +50,28 @@ class MhlaAttention(Attention):
             self.block_mix.weight.copy_(mixing_matrix(self.windows, mixing))
         self.lepe = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=1e-5) if norms else nn.Identity()
-        self.q_norm = nn.RMSNorm(dim) if norms else nn.Identity()
-        self.k_norm = nn.RMSNorm(dim) if norms else nn.Identity()
+        self.q_norm = RMSNorm(dim) if norms else nn.Identity()
+        self.k_norm = RMSNorm(dim) if norms else nn.Identity()
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        with full_precision(q, k, v) as (q32, k32, v32):
-            q32, k32 = (F.relu(self._normed(norm, t)) + EPS for norm, t in ((self.q_norm, q32), (self.k_norm, k32)))
-            out = self._from_windows(self.mix(*map(self._to_windows, (q32, k32, v32))))
+        q, k = (self._to_windows(F.relu(norm(t)) + EPS) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
+        with full_precision(q, k, self._to_windows(v)) as windows:
+            out = self._from_windows(self.mix(*windows))
         out = out.to(x.dtype) + self._positional(v).to(x.dtype)
         return self.proj(out)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Three [B, H, b, e^2, d] (windows, tokens within) -> the same shape."""
-        mixed = self.block_mix.weight.to(q.dtype)
-        kv = torch.einsum("ij,bhjde->bhide", mixed, k.mT @ v)
-        # The authors' code mixes the products q_j . z_j at equal position inside the window, not the sums z_j.
-        own = (q * k.sum(-2, keepdim=True)).sum(-1)
-        denominator = torch.einsum("ij,bhjt->bhit", mixed, own).unsqueeze(-1) + EPS
-        return q @ kv / denominator
-
-    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """A norm in the precision of its weights, which a model in bfloat16 has rounded."""
-        return norm(x.to(self.qkv.weight.dtype)).to(x.dtype)
+        mixed = self.block_mix.weight.to(k.dtype)
+        kv, k_sum, _ = summaries(k, v)
+        kv = torch.einsum("ij,bhjde->bhide", mixed, kv)
+        # One product gives the numerators and, in its last column, q_j . z_j: the authors' code mixes these products at
+        # equal position inside the window, not the sums z_j.
+        out = q @ torch.cat([kv, k_sum.mT], dim=-1)
+        denominator = torch.einsum("ij,bhjt->bhit", mixed, out[..., -1]).unsqueeze(-1) + EPS
+        return out[..., :-1] * denominator.reciprocal()
 
     def _positional(self, v: Tensor) -> Tensor:
         """The depthwise convolution of the values on the whole grid, [B, N, C] -> [B, N, C]."""
@@ -90,6 +88,14 @@ class MhlaAttention(Attention):
         (rows, columns), e = self.windows, self.window
         x = x.reshape(x.shape[0], self.num_heads, rows, columns, e, e, self.head_dim)
         return x.permute(0, 2, 4, 3, 5, 1, 6).reshape(x.shape[0], rows * e * columns * e, -1)
+
+
+class RMSNorm(nn.RMSNorm):
+    """In float32, whatever the precision of tokens and weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with full_precision(x, self.weight) as (x, weight):
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 def mixing_matrix(windows: tuple[int, int], mixing: str) -> Tensor:

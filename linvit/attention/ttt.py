@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, full_precision, linear
+from linvit.attention.base import Attention, full_precision, linear, summaries
 
 SCALE = 9**-0.5  # the inner loss's scale, of both branches
 
@@ -33,37 +33,47 @@ class TttAttention(Attention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check(x, attn_mask, is_causal)
-        d = self.head_dim
-        swiglu, conv = self.qkv(x).split([3 * self.num_heads * d, 3 * d], dim=-1)
-        with full_precision(swiglu, conv) as (swiglu, conv):
-            out = self.merge(self.mix(*self.heads(swiglu)))
-            out = torch.cat([out, self.mix_conv(*conv.chunk(3, dim=-1))], dim=-1)
+        with full_precision(*self.heads(self.qkv(x))) as (q, k, v, *images):
+            out, conv = self.mix(q, k, v), self.mix_conv(*images)
+            # The convolution is one head more.
+            out = torch.cat([out.transpose(1, 2), conv.unsqueeze(2)], dim=2).flatten(2)
         return self.proj(out.to(x.dtype))
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """[B, N, 3C + 3d] -> three [B, H, N, d] of the SwiGLU, three [B d, 1, h, w] of the convolution."""
+        C, d = self.num_heads * self.head_dim, self.head_dim
+        *swiglu, q, k, v = qkv.split([C, C, C, d, d, d], dim=-1)
+        return (*map(self.split, swiglu), *(t.mT.reshape(-1, 1, *self.grid_size) for t in (q, k, v)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The SwiGLU branch: three [B, H, N, d] -> [B, H, N, d]."""
-        w = torch.cat([self.w1, self.w2], dim=-1).to(q.dtype)
-        z1, z2 = (k @ w).chunk(2, dim=-1)
+        w1, w2 = self._step(k, v)
+        return (q @ w1) * F.silu(q @ w2)
+
+    def _step(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the SwiGLU after its inner step, each [B, H, d, d]."""
+        w1, w2 = self.w1.to(k.dtype), self.w2.to(k.dtype)
+        z1, z2 = k @ w1, k @ w2
         gate = z2.sigmoid()
         silu = z2 * gate
         slope = gate + silu * (1 - gate)  # of silu, at z2
-        # The inner gradient is -step * direction; its scale is applied to the column norms, not to the tokens.
-        direction = k.mT @ torch.cat([v * silu, v * z1 * slope], dim=-1)
-        step = SCALE / k.shape[-2]
-        w = w + direction * (step / (step * norm(direction, -2) + 1))
-        z1, z2 = (q @ w).chunk(2, dim=-1)
-        return z1 * F.silu(z2)
+        return self._stepped(w1, k, v * silu), self._stepped(w2, k, v * z1 * slope)
+
+    @staticmethod
+    def _stepped(w: Tensor, k: Tensor, error: Tensor) -> Tensor:
+        """A weight after its inner step: its gradient is -step k^T error."""
+        direction, *_ = summaries(k, error)
+        step = SCALE / k.shape[-2]  # applied to the column norms, not to the tokens
+        return w + direction * (step / (step * norm(direction, -2) + 1))
 
     def mix_conv(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The convolution branch: three [B, N, d] -> [B, N, d]."""
-        B, N, d = q.shape
-        q, k, v = (t.mT.reshape(B * d, 1, *self.grid_size) for t in (q, k, v))
-        # The gradient of <conv(k, w), error> in w: the correlation of k with the error, per image and channel.
-        direction = (F.unfold(k, 3, padding=1) @ v.reshape(B * d, N, 1)).reshape(B, d, 9)
-        step = SCALE / N
-        update = (direction * (step / (step * norm(direction, -1) + 1))).reshape(B, d, 1, 3, 3)
-        kernels = (self.w3.to(q.dtype) + update).reshape(B * d, 1, 3, 3)
-        return F.conv2d(q.reshape(1, B * d, *self.grid_size), kernels, padding=1, groups=B * d).reshape(B, d, N).mT
+        """The convolution branch: three [B d, 1, h, w] -> [B, N, d]."""
+        # The gradient of <conv(k, w), error> in w.
+        direction = _Correlation.apply(k, v)
+        step = SCALE / k[0].numel()
+        update = direction * (step / (step * norm(direction, (-2, -1)) + 1))
+        kernels = update.unflatten(0, (-1, self.head_dim)) + self.w3.to(update.dtype)
+        return convolved(q, kernels.flatten(0, 1)).reshape(-1, self.head_dim, k[0].numel()).mT
 
     def softmax_view(self) -> dict[str, Tensor]:
         """The 3C standard rows of `qkv`."""
@@ -71,6 +81,31 @@ class TttAttention(Attention):
         return {name: tensor[:rows] for name, tensor in super().softmax_view().items()}
 
 
-def norm(x: Tensor, dim: int) -> Tensor:
-    """The Euclidean norm along a dimension, kept; its gradient at zero is zero."""
+def norm(x: Tensor, dim: int | tuple[int, int]) -> Tensor:
+    """The Euclidean norm along dimensions, kept; its gradient at zero is zero."""
     return (x.square().sum(dim, keepdim=True) + 1e-30).sqrt()
+
+
+class _Correlation(torch.autograd.Function):
+    """The 3x3 correlation of images and errors, both [n, 1, h, w], on padding 1 -> [n, 1, 3, 3].
+
+    Its gradients are convolutions again, where autograd would go through nine images, shifted.
+    """
+
+    @staticmethod
+    def forward(ctx, images: Tensor, errors: Tensor) -> Tensor:
+        ctx.save_for_backward(images, errors)
+        h, w = images.shape[-2:]
+        padded = F.pad(images, (1, 1, 1, 1))
+        cells = [(padded[..., i : i + h, j : j + w] * errors).sum((-2, -1)) for i in range(3) for j in range(3)]
+        return torch.stack(cells, dim=-1).unflatten(-1, (3, 3))
+
+    @staticmethod
+    def backward(ctx, kernels: Tensor) -> tuple[Tensor, Tensor]:
+        images, errors = ctx.saved_tensors
+        return convolved(errors, kernels.flip(-2, -1)), convolved(images, kernels)
+
+
+def convolved(images: Tensor, kernels: Tensor) -> Tensor:
+    """Each of the images [n, 1, h, w] with its kernel of [n, 1, 3, 3], on padding 1."""
+    return F.conv2d(images.transpose(0, 1), kernels, padding=1, groups=len(images)).transpose(0, 1)
