@@ -34,9 +34,10 @@ $(VENV)/peer: $(VENV)/.installed
 		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 	touch $@
 
-bench: $(VENV)/peer  ## operators and whole ViTs beside Softmax, the workflow and its Slurm executor beside peers (an hour)
+bench: $(VENV)/peer  ## operators, whole ViTs and the training step, the workflow and its executor, beside peers (an hour)
 	$(BIN)/python tests/bench/operators.py
 	$(BIN)/python tests/bench/inference.py
+	$(BIN)/python tests/bench/training.py
 	$(BIN)/python tests/bench/workflow.py
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 	$(BIN)/python tests/bench/page.py

@@ -5,7 +5,8 @@ are made on the CPU, from the generator that is passed in, so that they can be r
 a device.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import permutations
 
 import torch
@@ -33,7 +34,12 @@ class Draws:
 
     def __getitem__(self, part: slice) -> "Draws":
         """Those of a part of the images."""
-        return Draws(*(values[part] for values in (self.boxes, self.flips, self.factors, self.orders)))
+        return Draws(self.boxes[part], self.flips[part], self.factors[part], self.orders[part])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Draws]") -> "Draws":
+        """Those of several batches as of one."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 @dataclass(frozen=True)

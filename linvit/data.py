@@ -1,8 +1,7 @@
 """The batches that training and evaluation see.
 
-Decoded sets are augmented in batches, one batch ahead of the step; all others are read file by file through a
-DataLoader. Either way, what a batch holds depends on the seed, the epoch and the step alone, never on the number of
-workers or on what ran before.
+Decoded sets are augmented in batches; all others are read file by file through a DataLoader. Either way, what a batch
+holds depends on the seed, the epoch and the step alone, never on the number of workers or on what ran before.
 """
 
 import logging
@@ -34,6 +33,7 @@ log = logging.getLogger(__name__)
 
 OUTLIVED_SECONDS = 20  # by loading processes, after a signal that ends the job
 CHUNK = 64  # images that a loading process hands over at a time: a whole batch of 4,096 would be 2.4 GB and late
+TOGETHER = 256  # images that are augmented at once: batches of fewer go together, for what an operation costs by itself
 
 Batch = tuple[Tensor, Tensor]
 Stream = Callable[..., int]
@@ -130,22 +130,34 @@ class _TrainingSet:
 
 
 class ArrayBatches(_TrainingSet):
-    """A training set of decoded images of one size, augmented batch by batch on the device."""
+    """A training set of decoded images of one size, augmented in batches on the device."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        return one_ahead(self._drawn(epoch, start))
+        order = self.order(epoch)
+        together = max(1, TOGETHER // self.recipe.batch_size)
+        # From the same steps on, whatever the start: sums over images may be rounded by who is summed beside whom.
+        for first in range(start - start % together, len(order), together):
+            drawn = [self.draw(epoch, step, batch) for step, batch in enumerate(order[first : first + together], first)]
+            yield from self.augmented(drawn)[max(0, start - first) :]
 
-    def _drawn(self, epoch: int, start: int) -> Iterator[Batch]:
-        for step, indices in enumerate(self.order(epoch)[start:], start):
-            generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
-            # Drawn for all ranks' images alike, since the draws of each depend on the batch it is in.
-            mine = self.ranks.part(len(indices))
-            draws = self.augmentation.draw(self.data.sizes(indices), generator)[mine]
-            labels = to_device(self.data.labels[indices[mine]], self.device)
-            yield _normalized(self.augmented(indices[mine], draws), self.dataset), labels
+    def draw(self, epoch: int, step: int, batch: Tensor) -> tuple[Tensor, Draws]:
+        """This rank's images of the batch, and what chance decides for them."""
+        generator = torch.Generator().manual_seed(self.stream("augment", epoch, step))
+        # Drawn for all ranks' images alike, since the draws of each depend on the batch it is in.
+        draws = self.augmentation.draw(self.data.sizes(batch), generator)
+        mine = self.ranks.part(len(batch))
+        return batch[mine], draws[mine]
 
-    def augmented(self, indices: Tensor, draws: Draws) -> Tensor:
-        """Images in [0, 1] on the device."""
+    def augmented(self, drawn: list[tuple[Tensor, Draws]]) -> list[Batch]:
+        """Several batches, all at once."""
+        indices, draws = zip(*drawn, strict=True)
+        sizes, together = [len(batch) for batch in indices], torch.cat(indices)
+        images = _normalized(self.pixels(together, Draws.joined(draws)), self.dataset)
+        labels = to_device(self.data.labels[together], self.device)
+        return list(zip(images.split(sizes), labels.split(sizes), strict=True))
+
+    def pixels(self, indices: Tensor, draws: Draws) -> Tensor:
+        """Augmented images in [0, 1] on the device."""
         images = to_device(self.data.images[indices], self.device)
         return self.augmentation(_to_channels(images, self.size.channels).float().div_(255), draws)
 
@@ -159,7 +171,10 @@ class ArrayBatches(_TrainingSet):
 class PackedBatches(ArrayBatches):
     """A training set of decoded images of many sizes: cropped one by one on the host, augmented further in batches."""
 
-    def augmented(self, indices: Tensor, draws: Draws) -> Tensor:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        return one_ahead(super().epoch(epoch, start))
+
+    def pixels(self, indices: Tensor, draws: Draws) -> Tensor:
         with ThreadPoolExecutor(max(1, self.workers)) as threads:
             images = torch.stack(list(threads.map(self.cropped, indices.tolist(), draws.boxes)))
         return self.augmentation.finish(to_device(images, self.device).float().div_(255), draws)

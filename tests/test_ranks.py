@@ -56,7 +56,7 @@ def finished(processes: list[subprocess.Popen]) -> list[str]:
     [
         ("random", {}),
         ("mlpcopy-distill", {"clip_grad": 0.5, "eval_every": 3}),
-        ("copy-distill", {"auto_augment": "rand-m5-inc1", "micro_batch_size": 3}),
+        ("copy-distill", {"auto_augment": "rand-m5-inc1", "micro_batch_size": 3, "grad_checkpointing": True}),
     ],
 )
 def test_two_ranks_find_what_one_process_finds(study, tmp_path, init, recipe) -> None:
