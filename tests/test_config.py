@@ -105,16 +105,14 @@ def at(config: dict, path: PATH_TYPE) -> typing.Any:
     return config
 
 
-def with_value(path: PATH_TYPE, value: object, config: dict = RAW) -> dict:
-    """The configuration with one value replaced or added."""
-    config = copy.deepcopy(config)
-    parent = config
-    for step in path[:-1]:
-        if isinstance(parent, dict) and parent[step] is None:
-            parent[step] = {}
-        parent = parent[step]
-    parent[path[-1]] = value
-    return config
+def with_value(path: PATH_TYPE, value: object, config: typing.Any = RAW) -> typing.Any:
+    """The configuration with one value replaced or added; only what is on the way there is copied."""
+    if not path:
+        return value
+    first, *rest = path
+    copied = list(config) if isinstance(config, list) else dict(config or {})
+    copied[first] = with_value(tuple(rest), value, copied[first] if rest else None)
+    return copied
 
 
 def without(path: PATH_TYPE) -> dict:
@@ -653,11 +651,12 @@ LAUGHS = b"a0: &a0 [1]\n" + b"".join(
         (b"a: &a\n  b: {c: *a}\n", "2: an alias inside of what it stands for; allowed: "),
         (b"a: &a {<<: *a}\n", "1: an alias inside of what it stands for; allowed: "),
         (b"[" * 50_000, "1: nested too deeply; allowed: 32 levels"),
-        (LAUGHS, "5: aliases that make up too many values; allowed: up to 131,072"),
+        (LAUGHS, "4: too many values, with those behind aliases; allowed: up to 16,384"),
         (
             LAUGHS.replace(b"[", b"{<<: [").replace(b"]", b"]}").replace(b"{<<: [1]}", b"{a: 1}"),
-            "5: aliases that make up too",
+            "4: too many values, with those behind aliases",
         ),
+        (b"a: [\n" + b"1,\n" * 20_000 + b"]\n", "16385: too many values, with those behind aliases"),
         (b"a: " + b"1" * 2**20, " too large for a configuration; allowed: up to 262,144 bytes"),
         (b"- 1\n- 2\n", " found a list; allowed: keys with values"),
         (b"text", " found 'text'; allowed: keys with values"),

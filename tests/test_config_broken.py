@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from test_config import CONFIG, RAW, refusal, without_guess
+from test_config import CONFIG, RAW, dotted, refusal, with_value, without_guess
 
 from linvit.__main__ import main
 from linvit.config import ConfigError, Study, load_study, study_from
@@ -155,14 +155,6 @@ def changed(config: Any, path: Path, change: typing.Callable[[Any], None]) -> An
     return copied
 
 
-def with_value(path: Path, value: Any) -> dict:
-    return changed(SMALL, path[:-1], lambda parent: parent.update({path[-1]: value}))
-
-
-def dotted(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
 RAW_WORDING = re.compile(
     r"Input should|valid (array|dictionary|string|integer|number|boolean)|String should|items? after|pydantic"
 )
@@ -208,7 +200,7 @@ def test_every_part_has_its_fields_here():
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
 def test_a_wrong_value_is_refused_with_what_is_allowed(field):
     for value, said in wrong_values(field):
-        check(refusal(with_value(field.path, value)), field.path, said)
+        check(refusal(with_value(field.path, value, SMALL)), field.path, said)
 
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
@@ -243,7 +235,7 @@ def at(config: Any, path: Path) -> Any:
 def test_valid_neighbours_are_accepted(field):
     """At a bound, or left empty where that is allowed; another rule of the part may speak of other keys."""
     for value in neighbours(field):
-        text = told(with_value(field.path, value)) or ""
+        text = told(with_value(field.path, value, SMALL)) or ""
         assert not text.startswith(f"config.yaml: {dotted(field.path)}: found"), text
 
 
@@ -294,6 +286,12 @@ TRAPS = {
     "lr: 4.0e-3": [("lr: 2e-3", "recipes.xu2024-imagenet.lr: found '2e-3'; allowed: a number; write 2.0e-3 or 0.002")],
     "epochs: 45": [
         ("epochs: 3e2", "recipes.fashion-mini.epochs: found '3e2'; allowed: a whole number; write 300"),
+        ("epochs: 1e99", "recipes.fashion-mini.epochs: found '1e99'; allowed: a whole number\n"),
+        ("epochs: 1.5e0", "recipes.fashion-mini.epochs: found '1.5e0'; allowed: a whole number\n"),
+        ("epochs: '" + 4300 * "9" + "'", "recipes.fashion-mini.epochs: found '99"),
+        ("epochs: " + 4000 * "9", "recipes.fashion-mini.epochs: found 99"),
+        ("epochs: 45, lr: 1e999", "recipes.fashion-mini.lr: found '1e999'; allowed: a number; write 1.0e+999\n"),
+        ("epochs: 45, lr: 1.0e+999", "recipes.fashion-mini.lr: found inf; allowed: a finite number\n"),
         ("epochs: yes", "recipes.fashion-mini.epochs: found true; allowed: a whole number"),
         ("epochs: 0o10", "recipes.fashion-mini.epochs: found '0o10'; allowed: a whole number"),
         ("epochs: .nan", "recipes.fashion-mini.epochs: found nan; allowed: a whole number"),
@@ -342,6 +340,7 @@ TRAPS = {
     "results: results": [
         ("results:", "results: found nothing; allowed: text"),
         ("results: ''", "results: found ''; allowed: the path of a folder"),
+        ("results: ~/results", "results: found '~/results'; allowed: the path of a folder, "),
         ("results: 'r/{run}'", "results: found 'r/{run}'; allowed: the path of a folder, without { and }"),
         ('results: "a\\0b"', r"results: holds the character '\x00'; allowed: printable"),
         ("results: results\n--- {}", "{line+1}: not valid YAML: expected a single document"),
@@ -422,18 +421,10 @@ def places(value: Any = SMALL, path: Path = ()) -> Iterator[Path]:
         yield from places(entry, (*path, key))
 
 
-def replaced(config: Any, path: Path, value: Any) -> Any:
-    if not path:
-        return value
-    copied = dict(config) if isinstance(config, dict) else list(config)
-    copied[path[0]] = replaced(copied[path[0]], path[1:], value)
-    return copied
-
-
 @settings(max_examples=150, deadline=None)
 @given(path=st.sampled_from(list(places())), value=VALUES)
 def test_any_value_anywhere_is_accepted_whole_or_refused_in_one_line(path, value):
-    text = told(replaced(SMALL, path, value))
+    text = told(with_value(path, value, SMALL))
     assert text is None or len(text.splitlines()) == 1
     assert text is None or (not RAW_WORDING.search(text) and len(text) < 2000), text
 

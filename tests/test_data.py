@@ -16,7 +16,7 @@ from linvit.datasets import Images
 
 RANDAUGMENT = RECIPE.model_copy(update={"auto_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.25})
 ERASING = RECIPE.model_copy(update={"random_erasing": 0.5})
-NUMBERED = dataset("", classes=TRAIN)
+NUMBERED = dataset("unused", classes=TRAIN)
 
 
 def numbered(channels: int = 1) -> Images:
@@ -50,7 +50,7 @@ every_path = pytest.mark.parametrize(("split", "recipe"), PATHS.values(), ids=PA
 
 def batches_of(split, recipe, *, seed: int = 0, workers: int = 0, **changes) -> data.Batches:
     recipe = recipe.model_copy(update=changes)
-    return training_batches(split(), NUMBERED, recipe, SIZE, spec("", seed=seed).stream, workers=workers)
+    return training_batches(split(), NUMBERED, recipe, SIZE, spec("unused", seed=seed).stream, workers=workers)
 
 
 def epoch_of(batches: data.Batches, epoch: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -100,7 +100,7 @@ def test_no_two_batches_share_their_draws(split, recipe):
     one = numbered()
     copies = Images(one.images[:1].expand(16, -1, -1, -1), torch.arange(16))
     held = Decoded(copies) if isinstance(split(), Decoded) else copies
-    batches = training_batches(held, NUMBERED, recipe, SIZE, spec("").stream)
+    batches = training_batches(held, NUMBERED, recipe, SIZE, spec("unused").stream)
     drawn = [images for epoch in (1, 2, 3) for images, _ in batches.epoch(epoch)]
     assert len(drawn) == 6
     for i, images in enumerate(drawn):
@@ -145,7 +145,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(name):
 @every_path
 def test_batches_do_not_depend_on_what_the_model_is(split, recipe):
     """Runs of one seed see the same images in the same order, whatever the variant and the initialisation."""
-    runs = [spec("", "relu"), spec("", "ttt", "mimetic"), spec("", "softmax")]
+    runs = [spec("unused", "relu"), spec("unused", "ttt", "mimetic"), spec("unused", "softmax")]
     drawn = [epoch_of(training_batches(split(), NUMBERED, recipe, SIZE, run.stream), 1) for run in runs]
     assert all(same(drawn[0][0], other[0]) and same(drawn[0][1], other[1]) for other in drawn[1:])
 
@@ -171,11 +171,11 @@ def test_training_images_are_augmented(split, recipe):
 def test_the_data_sets_statistics_are_applied(recipe):
     grey = Images(torch.full((8, 3, 16, 16), 128, dtype=torch.uint8), torch.arange(8))
     off = {"flip": 0.0, "color_jitter": 0.0, "auto_augment": None, "random_erasing": 1e-9}
-    settings = dataset("", 3, classes=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.125))
+    settings = dataset("unused", 3, classes=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.125))
     recipe = recipe.model_copy(update=off if recipe is RANDAUGMENT else off | {"random_erasing": 0.0})
     expected = (torch.tensor(128 / 255) - torch.tensor(settings.mean)) / torch.tensor(settings.std)
     for drawn in (
-        training_batches(grey, settings, recipe, RGB, spec("").stream).epoch(1),
+        training_batches(grey, settings, recipe, RGB, spec("unused").stream).epoch(1),
         evaluation_batches(grey, settings, recipe, RGB),
     ):
         for images, _ in drawn:
@@ -184,9 +184,9 @@ def test_the_data_sets_statistics_are_applied(recipe):
 
 @pytest.mark.parametrize(("channels", "size"), [(1, RGB), (3, SIZE)])
 def test_images_are_brought_to_the_models_channels(channels, size):
-    settings = dataset("", size.channels, classes=TRAIN)
+    settings = dataset("unused", size.channels, classes=TRAIN)
     for recipe in (RECIPE, RANDAUGMENT):
-        batches = training_batches(numbered(channels), settings, recipe, size, spec("").stream)
+        batches = training_batches(numbered(channels), settings, recipe, size, spec("unused").stream)
         assert {images.shape[1] for images, _ in batches.epoch(1)} == {size.channels}
     for images, _ in evaluation_batches(numbered(channels), settings, RECIPE, size):
         assert images.shape[1] == size.channels
@@ -195,9 +195,9 @@ def test_images_are_brought_to_the_models_channels(channels, size):
 
 
 def test_the_order_of_an_epoch_is_a_permutation():
-    order = epoch_order(100, 4, spec("").stream)
+    order = epoch_order(100, 4, spec("unused").stream)
     assert sorted(order.tolist()) == list(range(100))
-    assert not torch.equal(order, epoch_order(100, 5, spec("").stream))
+    assert not torch.equal(order, epoch_order(100, 5, spec("unused").stream))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -206,9 +206,9 @@ def test_no_draw_of_a_recipes_augmentation_fails(recipe, channels):
     """4,000 draws: RandAugment's rarest magnitudes too, on grey images and colour ones."""
     recipe = STUDY.recipes[recipe].model_copy(update={"batch_size": 100})
     size = SIZE if channels == 1 else RGB
-    settings = dataset("", channels, classes=2000)
+    settings = dataset("unused", channels, classes=2000)
     images = torch.from_numpy(arrays(2000, channels=3)[0]).permute(0, 3, 1, 2)[:, :channels]
-    batches = training_batches(Images(images, torch.arange(2000)), settings, recipe, size, spec("").stream)
+    batches = training_batches(Images(images, torch.arange(2000)), settings, recipe, size, spec("unused").stream)
     for epoch in (1, 2):
         for drawn, _ in batches.epoch(epoch):
             assert drawn.isfinite().all()
@@ -221,7 +221,9 @@ def test_no_draw_of_timms_other_policies_fails(policy):
     recipe = changed(RECIPE, auto_augment=policy, batch_size=100)
     images = torch.from_numpy(arrays(1000)[0])[:, None]
     held = Images(images, torch.arange(1000))
-    for drawn, _ in training_batches(held, dataset("", classes=1000), recipe, SIZE, spec("").stream).epoch(1):
+    for drawn, _ in training_batches(held, dataset("unused", classes=1000), recipe, SIZE, spec("unused").stream).epoch(
+        1
+    ):
         assert drawn.isfinite().all()
 
 
@@ -230,7 +232,7 @@ def test_the_per_image_path_is_timms_with_the_recipes_settings(monkeypatch):
     original = timm.data.create_transform
     monkeypatch.setattr(timm.data, "create_transform", lambda *a, **k: (seen.update(k), original(*a, **k))[1])
     recipe = STUDY.recipes["xu2024"]
-    batches = training_batches(numbered(3), dataset("", 3, classes=TRAIN), recipe, RGB, spec("").stream)
+    batches = training_batches(numbered(3), dataset("unused", 3, classes=TRAIN), recipe, RGB, spec("unused").stream)
     next(batches.epoch(1))
     assert seen["is_training"] is True
     assert (seen["scale"], seen["ratio"], seen["hflip"]) == (recipe.crop_scale, recipe.crop_ratio, 0.5)
@@ -243,7 +245,7 @@ def test_erasing_happens_at_the_rate_asked_for():
     """On uniform images, an erased one is one with noise in it."""
     held = Images(torch.full((1000, 1, 16, 16), 128, dtype=torch.uint8), torch.arange(1000))
     recipe = RECIPE.model_copy(update={"random_erasing": 0.25, "color_jitter": 0.0, "batch_size": 500})
-    batches = training_batches(held, dataset("", classes=1000), recipe, SIZE, spec("").stream)
+    batches = training_batches(held, dataset("unused", classes=1000), recipe, SIZE, spec("unused").stream)
     erased = torch.cat([images.std((1, 2, 3)) > 1e-3 for images, _ in batches.epoch(1)])
     assert 0.2 < erased.float().mean() < 0.3
 
@@ -311,12 +313,12 @@ def test_a_spec_of_the_papers_default_recipe_evaluates_at_248_pixels(monkeypatch
     monkeypatch.setattr(data.F, "resize", lambda images, size, *a, **k: (sizes.append(size), original(images, size))[1])
     held = Images(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.long))
     size = STUDY.sizes["tiny"]
-    next(iter(evaluation_batches(held, dataset("", 3), STUDY.recipes["transfer"], size)))
+    next(iter(evaluation_batches(held, dataset("unused", 3), STUDY.recipes["transfer"], size)))
     assert sizes == [[248]]
 
 
 def test_a_batch_larger_than_the_training_set_is_warned_of(caplog):
-    run = spec("")
+    run = spec("unused")
     with caplog.at_level("WARNING", "linvit"):
         training_batches(numbered(), NUMBERED, RECIPE.model_copy(update={"batch_size": TRAIN}), SIZE, run.stream)
         assert caplog.messages == []

@@ -173,7 +173,7 @@ def test_an_idx_set_is_found_by_the_names_of_its_splits(tmp_path):
         images, labels = arrays(n)
         write_idx(tmp_path / f"{split}-images-idx3-ubyte.gz", images)
         write_idx(tmp_path / f"{split}-labels-idx1-ubyte.gz", labels)
-    settings = dataset("", npz=None, idx=str(tmp_path), train="train", test="t10k", train_size=6, test_size=3)
+    settings = dataset("unused", npz=None, idx=str(tmp_path), train="train", test="t10k", train_size=6, test_size=3)
     assert len(read(settings, "train", ".")) == 6
     assert torch.equal(read(settings, "test", ".").images, torch.from_numpy(arrays(3)[0])[:, None])
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
@@ -220,7 +220,7 @@ IDX_DAMAGES = [
 def test_a_damaged_idx_file_is_named_in_one_line(tmp_path, damage):
     path = damaged_idx(tmp_path / "train-images-idx3-ubyte.gz", damage)
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.arange(3))
-    assert f"{path} cannot be read: " in refusal(dataset("", npz=None, idx=str(tmp_path)), "train", ".")
+    assert f"{path} cannot be read: " in refusal(dataset("unused", npz=None, idx=str(tmp_path)), "train", ".")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_a_torchvision_set_gives_batches_of_images_and_their_own_labels(fake, tm
     entry = STUDY.datasets[name]
     fake(entry.torchvision)
     settings = entry.settings().model_copy(update={"train_size": 11, "test_size": 11, "classes": 5})
-    run = spec("", dataset=settings, size=RGB)
+    run = spec("unused", dataset=settings, size=RGB)
     batches = training_batches(read(settings, "train", tmp_path), settings, RECIPE, RGB, run.stream)
     found = list(batches.epoch(1))
     assert [len(labels) for _, labels in found] == [8, 3]
@@ -410,13 +410,13 @@ def test_the_six_sets_are_in_miniature_too():
 
 
 def test_a_name_that_torchvision_does_not_know_is_refused(tmp_path):
-    settings = dataset("", npz=None, torchvision="CIFAR11")
+    settings = dataset("unused", npz=None, torchvision="CIFAR11")
     assert "no 'CIFAR11'" in refusal(settings, "train", tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [{"splitt": "train"}, {"split": "trian"}])
 def test_arguments_that_torchvision_does_not_take_are_told_with_the_data_sets_name(tmp_path, arguments):
-    settings = dataset("", npz=None, torchvision="Flowers102", train=arguments)
+    settings = dataset("unused", npz=None, torchvision="Flowers102", train=arguments)
     assert "'bands'" in refusal(settings, "train", tmp_path)
 
 
@@ -452,7 +452,7 @@ def write_folder(root: Path, *, train: int = 7, val: int = 4, classes: int = 3) 
 
 def pictures(**changes):
     fields = {"npz": None, "folder": "pictures", "train_size": 21, "test_size": 12, "channels": 3}
-    return dataset("", **fields | changes)
+    return dataset("unused", **fields | changes)
 
 
 @pytest.fixture(scope="module")
@@ -479,7 +479,7 @@ def test_images_of_every_kind_become_three_channels(folder):
 
 def test_images_of_every_kind_become_grey_for_a_grey_model(folder):
     settings = pictures(channels=1)
-    batches = training_batches(read(settings, "train", folder), settings, RECIPE, SIZE, spec("").stream)
+    batches = training_batches(read(settings, "train", folder), settings, RECIPE, SIZE, spec("unused").stream)
     assert [images.shape for images, _ in batches.epoch(1)] == [(8, 1, 16, 16), (8, 1, 16, 16), (5, 1, 16, 16)]
 
 
@@ -551,7 +551,7 @@ def shifted(root: Path, names: list[str], subset: list[str] | None = None, **cha
         "train_size": None,
         "test_size": None,
     }
-    return dataset("", **fields | changes)
+    return dataset("unused", **fields | changes)
 
 
 def greys_by_label(data) -> dict[int, int]:
@@ -684,7 +684,7 @@ def write_parquet(folder: Path) -> None:
 
 def shards(**changes):
     fields = {"npz": None, "timm": "hfds/shards", "train_size": 6, "test_size": 3, "channels": 3}
-    return dataset("", **fields | changes)
+    return dataset("unused", **fields | changes)
 
 
 KEYS = {"input_key": "jpg", "target_key": "cls"}
@@ -722,7 +722,7 @@ def test_shards_are_read_image_by_image(sharded, split, n):
 
 def test_shards_give_batches_that_depend_on_seed_and_step_alone(sharded):
     root, settings = sharded
-    data, run = read(settings, "train", root), spec("", dataset=settings, size=RGB)
+    data, run = read(settings, "train", root), spec("unused", dataset=settings, size=RGB)
     recipe = RECIPE.model_copy(update={"batch_size": 4})
     batches = training_batches(data, settings, recipe, RGB, run.stream)
     whole = list(batches.epoch(2))

@@ -45,7 +45,7 @@ from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
 from linvit.vit import build_vit
 
-STREAM = spec("").stream
+STREAM = spec("unused").stream
 
 
 def tiny_vit(variant: str = "relu", **options) -> nn.Module:
@@ -518,10 +518,10 @@ def test_xu_et_als_recipe_trains_end_to_end(tmp_path, size, start):
 
 
 def test_drop_path_rises_from_block_to_block_to_the_recipes_rate():
-    run = spec("", recipe=changed(RECIPE, drop_path=0.3), size=changed(SIZE, depth=4))
+    run = spec("unused", recipe=changed(RECIPE, drop_path=0.3), size=changed(SIZE, depth=4))
     rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in build_student(run, None).blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert not any(getattr(block.drop_path1, "drop_prob", 0.0) for block in build_student(spec(""), None).blocks)
+    assert not any(getattr(block.drop_path1, "drop_prob", 0.0) for block in build_student(spec("unused"), None).blocks)
 
 
 def test_drop_path_draws_anew_at_each_step_and_alike_in_each_run():

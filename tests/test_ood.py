@@ -43,7 +43,7 @@ def write_shifted(root: Path, images: dict[str, int], **changes) -> Dataset:
     fields = {"name": "shifted", "npz": None, "folder": "shifted", "test": ".", "classes": len(NAMES)}
     lists = {"class_names": str(root / "names.txt"), "subset": str(root / "subset.txt")}
     sizes = {"train_size": None, "test_size": sum(images.values())}
-    return dataset("", **fields | lists | sizes | {"test_of": "pictures"} | changes)
+    return dataset("unused", **fields | lists | sizes | {"test_of": "pictures"} | changes)
 
 
 def test_only_the_classes_of_the_subset_can_be_answered(tmp_path):

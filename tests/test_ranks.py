@@ -33,7 +33,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_spec(study: Path, init: str = "random", **recipe) -> RunSpec:
     data = dataset(study / "bands.npz", test_size=TEST_IMAGES)
     recipe = changed(RECIPE, epochs=7, **recipe)
-    return spec("", "relu", init, dataset=data, recipe=recipe, source=source() if init != "random" else None)
+    return spec("unused", "relu", init, dataset=data, recipe=recipe, source=source() if init != "random" else None)
 
 
 def start(study: Path, run: RunSpec, *folders: Path) -> list[subprocess.Popen]:

@@ -82,7 +82,7 @@ def test_a_published_pickle_with_other_content_is_not_even_opened(tmp_path, trac
     for file in ("batches.meta", "meta", "train", "test", "test_batch", *(f"data_batch_{n}" for n in range(1, 6))):
         (tmp_path / folder / file).write_bytes(pickle.dumps(Malicious(trace)))
     for split, train_ in (("train", True), ("test", False)):
-        wanted = dataset("", npz=None, torchvision=name, train={"train": True}, test={"train": train_})
+        wanted = dataset("unused", npz=None, torchvision=name, train={"train": True}, test={"train": train_})
         assert f"looked for {tmp_path}" in refusal(wanted, split, tmp_path)
     assert not trace.exists()
 
@@ -90,7 +90,7 @@ def test_a_published_pickle_with_other_content_is_not_even_opened(tmp_path, trac
 def test_a_name_that_is_no_data_set_of_torchvision_is_refused(tmp_path):
     for name in ("utils", "__builtins__", "DatasetFolders"):
         assert f"torchvision.datasets has no {name!r}" in refusal(
-            dataset("", npz=None, torchvision=name), "test", tmp_path
+            dataset("unused", npz=None, torchvision=name), "test", tmp_path
         )
 
 
@@ -202,7 +202,7 @@ def test_a_stream_is_not_read_further_than_its_header_says(tmp_path, header, tol
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(header + bytes(32 * 2**20), 1))
     tracemalloc.reset_peak()
-    text = refusal(dataset("", npz=None, idx=str(tmp_path)), "train", tmp_path)
+    text = refusal(dataset("unused", npz=None, idx=str(tmp_path)), "train", tmp_path)
     # numpy's arrays have at most 64 dimensions, the labels are missing: either is told only for a sound first file
     assert str(path) in text or "train-labels" in text
     if str(path) in text:
@@ -387,7 +387,7 @@ def test_links_out_of_the_folder_of_images_are_followed_to_read(tmp_path):
     (tmp_path / "data" / "pictures").symlink_to(outside, target_is_directory=True)
     before = {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
     found = datasets.read(
-        dataset("", npz=None, folder="pictures", train_size=3, test_size=3), "test", tmp_path / "data"
+        dataset("unused", npz=None, folder="pictures", train_size=3, test_size=3), "test", tmp_path / "data"
     )
     assert len(found) == 3
     assert found[0][0].size == (16, 16)

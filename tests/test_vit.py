@@ -158,7 +158,6 @@ def test_a_class_from_outside_the_package_is_used_with_its_arguments():
         "no_such_package.module:Attention",
         "linvit.attention.kernel:NoSuchAttention",
         "linvit.no_such_module:Attention",
-        "9x.y:Attention",  # passes the configuration's pattern, but is no module's name
     ],
 )
 def test_a_target_that_does_not_import_is_one_line(target):
@@ -171,6 +170,17 @@ def test_a_target_that_does_not_import_is_one_line(target):
     assert_untouched(vit, before)
 
 
+@pytest.mark.parametrize("target", ["linvit.attention.kernel:EPS", "os:mkdir", "pathlib:Path"])
+def test_a_target_that_is_no_class_of_modules_is_not_called(target):
+    vit = models.on_grid(None, GRID)
+    before = dict(vit.named_modules())
+    with pytest.raises(
+        ConfigError, match=rf"variants\.mine: {target} is no class of modules; allowed: a torch\.nn\.Module"
+    ):
+        linearize(vit, Variant(name="mine", target=target))
+    assert_untouched(vit, before)
+
+
 @pytest.mark.parametrize(
     ("target", "kwargs", "words"),
     [
@@ -178,7 +188,6 @@ def test_a_target_that_does_not_import_is_one_line(target):
         ("linvit.attention.mhla:MhlaAttention", {"window": "7"}, "'str'"),
         ("linvit.attention.mhla:MhlaAttention", {"mixing": "sine"}, "allowed: linear, cos, exp, local"),
         ("torch.nn:Linear", {}, "grid_size"),
-        ("linvit.attention.kernel:EPS", {}, "not callable"),
         (f"{__name__}:Gate", {"slope": "steep"}, "slope is not a number at all"),
     ],
 )

@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 def number_of(text: str) -> str | None:
     """How YAML wants the number written that a text looks like; None where it looks like none."""
-    if not NUMBER.fullmatch(text):
+    if len(text) > 24 or not NUMBER.fullmatch(text):
         return None
     plain = f"{Decimal(text):f}"
     mantissa, _, exponent = text.lower().partition("e")
@@ -125,8 +125,8 @@ def _advice(error: dict) -> str:
     if isinstance(value, str):
         if kind == "float_type" and (number := number_of(value)):
             return f"; write {number}"
-        if kind == "int_type" and NUMBER.fullmatch(value) and Decimal(value) % 1 == 0:
-            return f"; write {Decimal(value):.0f}"
+        if kind == "int_type" and number_of(value) and abs(number := float(value)) < 1e12 and number.is_integer():
+            return f"; write {int(number)}"
         if kind == "bool_type" and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if kind == "literal_error":

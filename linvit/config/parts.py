@@ -47,7 +47,7 @@ Name = Annotated[
         "up to 64 of the letters a to z and A to Z, digits, '_', '-' and '.'; first a letter or digit, last no '.'",
     ),
 ]
-Folder = Annotated[str, _like(r"[^{}]+", "the path of a folder, without { and }")]
+Folder = Annotated[str, _like(r"(?!~)[^{}]+", "the path of a folder, without { and }, its ~ written out")]
 Target = Annotated[
     str,
     _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class, or file:Class of a file beside config.yaml"),
@@ -413,5 +413,5 @@ def _refuse_numbers_as_text(value: Any, *steps: str | int) -> None:
     if isinstance(value, Mapping | list):
         for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
             _refuse_numbers_as_text(entry, *steps, key)
-    elif isinstance(value, str) and (number := number_of(value)):
+    elif isinstance(value, str) and "e" in value.lower() and (number := number_of(value)):
         raise ValueError(f"{dotted(steps)} is the text {shown(value)}; allowed: the number; write {number}")

@@ -26,8 +26,9 @@ def check_targets(variants: Mapping[str, Variant], origin: str = "config.yaml", 
     """
     # As absolute paths: importlib remembers what it finds in each.
     path = [str(Path(folder).resolve()), str(Path.cwd()), *sys.path]
-    for name, variant in variants.items():
-        if reason := _missing(variant.target, path):
+    # Many variants may be of one class.
+    for target, name in {variant.target: name for name, variant in variants.items()}.items():
+        if reason := _missing(target, path):
             raise ConfigError(f"{origin}: variants.{name}.target: {reason}")
 
 
