@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from linvit import datasets
+from linvit.archives import read_npz
 from linvit.config import Dataset, reason_of
 from linvit.datasets import Images, Packed, Shards, Split
 from linvit.files import replacing, sha256_of
@@ -93,8 +94,7 @@ def _found(path: Path, key: str) -> Kept | None:
     if not (path.exists() and index.exists()):
         return None
     try:
-        with np.load(index, allow_pickle=False) as arrays:
-            of, digest, shapes, labels = (arrays[name] for name in ("key", "sha256", "shapes", "labels"))
+        of, digest, shapes, labels = read_npz(index, ("key", "sha256", "shapes", "labels"))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         log.warning("%s: damaged (%s); the images are decoded again", index, reason_of(error))
         return None
