@@ -34,7 +34,7 @@ $(VENV)/peer: $(VENV)/.installed
 		snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep
 	touch $@
 
-bench: $(VENV)/peer  ## operators, whole ViTs and the training step, the workflow and its executor, beside peers (an hour)
+bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md (an hour)
 	$(BIN)/python tests/bench/operators.py
 	$(BIN)/python tests/bench/inference.py
 	$(BIN)/python tests/bench/training.py

@@ -126,7 +126,8 @@ def figure(options: argparse.Namespace) -> None:
 
     if options.name not in FIGURES:
         raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
-    drawn = FIGURES[options.name](results.read_runs(options.runs))
+    choice = {"source": options.source} if options.source else {}
+    drawn = FIGURES[options.name](results.read_runs(options.runs), **choice)
     for path in options.out:
         save(drawn, path)
 
@@ -203,6 +204,7 @@ def parser() -> argparse.ArgumentParser:
         command = _command(commands, function)
         if function is figure:
             command.add_argument("name", help=", ".join(FIGURES))
+            command.add_argument("--source", help="show runs of this source; default: the most used one")
         else:
             command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")

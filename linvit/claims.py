@@ -137,7 +137,8 @@ CLAIMS = (
         "C10",
         "Copy gives no out-of-distribution gain over Random.",
         "holds (Sec. 4.3; Table 2)",
-        (Comparison(COPY, RANDOM, NO_GAIN),),
+        # Several sets that two models are evaluated on are not several pairs of models.
+        (Comparison(COPY, RANDOM, NO_GAIN, over=("source", "dataset")),),
         on="ood",
     ),
     Claim(
@@ -159,7 +160,7 @@ def judge(runs: pd.DataFrame, ood: pd.DataFrame | None = None) -> list[Judgement
     frames = {
         "runs": beside_sources(default_runs(runs)),
         "peaks": peaks(runs),
-        "ood": beside_sources(ood),
+        "ood": beside_sources(default_runs(ood)),
     }
     tested = [[comparison.test(frames[claim.on]) for comparison in claim.comparisons] for claim in CLAIMS]
     corrected = iter(holm([test.p for tests in tested for test in tests]))
@@ -220,13 +221,15 @@ def _rules() -> str:
     return (
         "## How a verdict is reached\n\n"
         "Runs are paired by data set, size, source, operator and seed, and differ in the initialisation alone; a run "
-        f"without a source stands in pairs of every source, and differences are then averaged over sources. They are "
-        f"of last-epoch top-1, A {MINUS} B, in "
-        "percentage points; intervals are 95 % t-intervals over pairs. p is from a sign-flip permutation test of the "
-        f"mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} seeded draws above. Pairs count as "
-        "independent, although those of one seed share their images' order and may share a run.\n\n"
+        "without a source stands in pairs of every source, and differences are then averaged over sources. Out of "
+        "distribution they are averaged over the sets, too, that the same two models are evaluated on. They are of "
+        f"last-epoch top-1, A {MINUS} B, in percentage points; intervals are 95 % t-intervals over pairs. p is from a "
+        f"sign-flip permutation test of the mean over all pairs, exact up to {EXACT_PAIRS} pairs and of {RESAMPLES:,} "
+        "seeded draws above. Pairs count as independent, although those of one seed share their images' order and may "
+        "share a run.\n\n"
         "p is corrected by Holm's method for the number of this page's pooled comparisons of enough pairs. "
-        "Intervals are not, and the p of a part decides nothing.\n\n"
+        "Intervals are not, and the p of a part decides nothing. A part contradicts by an interval that holds for all "
+        f"parts of at least {MIN_PAIRS} pairs together (Bonferroni); those in the tables are 95 % each.\n\n"
         f"{rules}\n\n"
         f"Fewer than {MIN_PAIRS} pairs decide nothing: even if all agree, the test cannot reach p < {ALPHA}. "
         "A statement about all operators (C1: all sizes and sources, too; C11: without and with Distill) does not hold "

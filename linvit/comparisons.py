@@ -17,6 +17,7 @@ from linvit.evidence import (
     Effect,
     Rule,
     Verdict,
+    contradicting,
     effect_of,
     interval,
     p_value,
@@ -83,12 +84,14 @@ class Comparison:
     rule: Rule
     variants: tuple[str, ...] = ()
     axes: tuple[Axis, ...] = ("variant",)
+    over: tuple[str, ...] = ("source",)
+    """What differences are averaged over before they count: several of the same two models are one pair."""
 
     def test(self, runs: pd.DataFrame) -> Tested:
         pairs = paired(runs, self.a, self.b)
         if self.variants:
             pairs = pairs[pairs["variant"].isin(self.variants)]
-        parts = {name: over_sources(part) for name, part in parts_of(pairs, self.axes).items()}
+        parts = {name: averaged(part, self.over) for name, part in parts_of(pairs, self.axes).items()}
         effects = {name: effect_of(part["difference"], self.rule.alternative) for name, part in parts.items()}
         pooled = effects[POOLED]
         heading = "Operator" if self.axes == ("variant",) else "Part"
@@ -112,7 +115,7 @@ class Comparison:
             least = 0.5**pooled.n
             return Verdict.UNTESTABLE, f"with n = {pooled.n} pairs the smallest attainable p is {least:.3g}"
         verdict, reason = self.rule.decide(pooled)
-        against = [name for name, effect in effects.items() if name != POOLED and self.rule.contradicts(effect)]
+        against = contradicting(self.rule, {name: effect for name, effect in effects.items() if name != POOLED})
         if against and verdict is not Verdict.FAILS:
             return Verdict.FAILS, f"contradicted by {', '.join(against)} alone; over all pairs, {reason}"
         return verdict, reason
@@ -127,7 +130,7 @@ class Share:
     base: Side
 
     def test(self, runs: pd.DataFrame) -> Tested:
-        gains = [over_sources(paired(runs, side, self.base)) for side in (self.part, self.whole)]
+        gains = [averaged(paired(runs, side, self.base), ("source",)) for side in (self.part, self.whole)]
         parts = parts_of(gains[0].merge(gains[1], on=PAIR, suffixes=("_part", "_whole")), ("variant",))
         shares = {name: share_of(part["difference_part"], part["difference_whole"]) for name, part in parts.items()}
         table = _table("Operator", parts, {name: self._row(part, shares[name]) for name, part in parts.items()})
@@ -174,9 +177,10 @@ def paired(runs: pd.DataFrame, a: Side, b: Side) -> pd.DataFrame:
     return pairs.assign(difference=pairs["top1_a"] - pairs["top1_b"])[[*KEYS, "distill", "difference"]]
 
 
-def over_sources(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Differences averaged over sources: a run without a source stands beside each, and must not count as many."""
-    return pairs.groupby(PAIR, sort=False, as_index=False)["difference"].mean()
+def averaged(pairs: pd.DataFrame, over: tuple[str, ...]) -> pd.DataFrame:
+    """Differences averaged over sources, since a run without a source stands beside each, or over more than that."""
+    keys = [key for key in (*KEYS, "distill") if key not in over]
+    return pairs.groupby(keys, sort=False, as_index=False)["difference"].mean()
 
 
 def peaks(runs: pd.DataFrame) -> pd.DataFrame:

@@ -4,8 +4,8 @@ A rule says what must be seen for a statement to hold and for it not to hold; wh
 is not testable, never a failure.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -36,9 +36,23 @@ class Effect:
 
     n: int
     mean: float
-    low: float
-    high: float
+    error: float
+    """Standard error of the mean."""
     p: float
+    confidence: float = CONFIDENCE
+    """Of the interval."""
+
+    @property
+    def low(self) -> float:
+        return self.mean - self._half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self._half
+
+    @property
+    def _half(self) -> float:
+        return float(stats.t.ppf((1 + self.confidence) / 2, self.n - 1) * self.error) if self.n > 1 else np.nan
 
 
 Decision = tuple[Verdict, str]
@@ -49,7 +63,8 @@ class Rule:
     """How a pooled effect becomes a verdict and its reason; `alternative` is the test's, as scipy names them.
 
     A statement about all operators is not true on average alone: `contradicts` tells whether the effect of a
-    part of the pairs, such as those of a single operator, says the opposite.
+    part of the pairs, such as those of a single operator, says the opposite, its interval being widened for the
+    number of parts.
     """
 
     text: str
@@ -66,8 +81,7 @@ def effect_of(differences: Iterable[float], alternative: str) -> Effect:
     values = np.asarray(differences, dtype=float)
     n, mean = len(values), float(values.mean()) if len(values) else np.nan
     if n < 2:
-        return Effect(n, mean, np.nan, np.nan, np.nan)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(values)
+        return Effect(n, mean, np.nan, np.nan)
     test = stats.permutation_test(
         (values,),
         lambda signed, axis: signed.mean(axis=axis),
@@ -78,7 +92,17 @@ def effect_of(differences: Iterable[float], alternative: str) -> Effect:
         alternative=alternative,
         rng=np.random.default_rng(0),
     )
-    return Effect(n, mean, float(mean - half), float(mean + half), float(test.pvalue))
+    return Effect(n, mean, float(stats.sem(values)), float(test.pvalue))
+
+
+def contradicting(rule: "Rule", parts: Mapping[str, Effect]) -> list[str]:
+    """Which parts of the pairs say the opposite, at 95 % for all of them together (Bonferroni).
+
+    Parts of fewer than `MIN_PAIRS` pairs decide nothing.
+    """
+    large = {name: effect for name, effect in parts.items() if effect.n >= MIN_PAIRS}
+    widened = {name: replace(e, confidence=1 - (1 - CONFIDENCE) / len(large)) for name, e in large.items()}
+    return [name for name, effect in widened.items() if rule.contradicts(effect)]
 
 
 def holm(ps: Iterable[float]) -> np.ndarray:
@@ -113,16 +137,16 @@ def share_of(part: Iterable[float], whole: Iterable[float]) -> tuple[float, floa
 def _greater(effect: Effect) -> Decision:
     if effect.mean > 0 and effect.p < ALPHA:
         return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with corrected p below {ALPHA}"
-    if effect.low <= 0 and effect.high < MARGIN:
-        return Verdict.FAILS, f"the interval reaches 0 or below and leaves no room for a gain of {MARGIN} points"
-    if effect.mean > 0 and effect.low > 0:
-        return Verdict.UNTESTABLE, f"corrected p is not below {ALPHA}: too few pairs"
+    if effect.mean <= 0 and effect.high < MARGIN:
+        return Verdict.FAILS, f"the pooled difference is not positive, and a gain of {MARGIN} points is ruled out"
+    if effect.mean > 0:
+        return Verdict.UNTESTABLE, f"the pooled difference is positive, but corrected p is not below {ALPHA}"
     return _too_wide(effect)
 
 
 def _no_gain(effect: Effect) -> Decision:
     if effect.low > 0:
-        return Verdict.FAILS, "the whole interval is above 0: a reliable gain"
+        return _if_corrected(effect, "the whole interval is above 0: a reliable gain")
     if effect.high < MARGIN:
         return Verdict.HOLDS, f"the interval reaches 0 or below and stays under a gain of {MARGIN} points"
     return _too_wide(effect)
@@ -132,7 +156,7 @@ def _about_equal(effect: Effect) -> Decision:
     if effect.low > -MARGIN and effect.high < MARGIN:
         return Verdict.HOLDS, f"the whole interval is within ±{MARGIN} points"
     if (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN:
-        return Verdict.FAILS, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points"
+        return _if_corrected(effect, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points")
     return _too_wide(effect)
 
 
@@ -140,8 +164,15 @@ def _not_worse(effect: Effect) -> Decision:
     if effect.low > -MARGIN:
         return Verdict.HOLDS, f"the whole interval is above {MINUS}{MARGIN} points"
     if effect.high < 0 and effect.mean < -MARGIN:
-        return Verdict.FAILS, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points"
+        return _if_corrected(effect, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points")
     return _too_wide(effect)
+
+
+def _if_corrected(effect: Effect, reason: str) -> Decision:
+    """A difference refutes a statement only if it is one among all comparisons of the page."""
+    if effect.p < ALPHA:
+        return Verdict.FAILS, f"{reason}, with corrected p below {ALPHA}"
+    return Verdict.UNTESTABLE, f"{reason}, but corrected p is not below {ALPHA}"
 
 
 def _too_wide(effect: Effect) -> Decision:
@@ -150,35 +181,36 @@ def _too_wide(effect: Effect) -> Decision:
 
 GREATER = Rule(
     f"A greater than B: holds if the pooled difference is positive and its one-sided p, corrected, is below {ALPHA}; "
-    f"does not hold if the 95 % interval reaches 0 or below and ends below {MARGIN} points; otherwise not testable. "
-    "Contradicted by a part whose interval lies below 0.",
+    f"does not hold if the difference is not positive and its 95 % interval ends below {MARGIN} points; otherwise not "
+    "testable. Contradicted by a part whose interval lies below 0.",
     "greater",
     _greater,
     lambda effect: effect.high < 0,
 )
 NO_GAIN = Rule(
-    "No reliable gain of A over B: does not hold if the 95 % interval lies above 0; holds if its upper end is below "
-    f"{MARGIN} points; otherwise not testable. The p shown is one-sided, for a gain. Contradicted by a part whose "
-    "interval lies above 0.",
+    "No reliable gain of A over B: does not hold if the 95 % interval lies above 0 and the one-sided p for a gain, "
+    f"corrected, is below {ALPHA}; holds if the interval reaches 0 or below and ends below {MARGIN} points; otherwise "
+    "not testable. Contradicted by a part whose interval lies above 0.",
     "greater",
     _no_gain,
     lambda effect: effect.low > 0,
 )
 ABOUT_EQUAL = Rule(
-    f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0 and "
-    f"the pooled difference is beyond ±{MARGIN} points; otherwise not testable. The p shown is two-sided. Contradicted "
-    "by a part for which, alone, it does not hold.",
+    f"A about equal to B: holds if the 95 % interval lies within ±{MARGIN} points; does not hold if it excludes 0, the "
+    f"pooled difference is beyond ±{MARGIN} points and its two-sided p, corrected, below {ALPHA}; otherwise not "
+    f"testable. Contradicted by a part whose interval excludes 0 and whose difference is beyond ±{MARGIN} points.",
     "two-sided",
     _about_equal,
-    lambda effect: _about_equal(effect)[0] is Verdict.FAILS,
+    lambda effect: (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN,
 )
 NOT_WORSE = Rule(
     f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
-    f"upper end is below 0 and the pooled difference below {MINUS}{MARGIN} points; otherwise not testable. The p shown "
-    "is one-sided, for a loss. Contradicted by a part for which, alone, it does not hold.",
+    f"upper end is below 0, the pooled difference below {MINUS}{MARGIN} points and its one-sided p for a loss, "
+    f"corrected, below {ALPHA}; otherwise not testable. Contradicted by a part whose interval lies below 0 and whose "
+    f"difference is below {MINUS}{MARGIN} points.",
     "less",
     _not_worse,
-    lambda effect: _not_worse(effect)[0] is Verdict.FAILS,
+    lambda effect: effect.high < 0 and effect.mean < -MARGIN,
 )
 RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
 

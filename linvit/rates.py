@@ -69,9 +69,9 @@ class Rates(Part):
 
 
 def workload_of(run: RunSpec) -> Workload:
-    target, recipe = run.init.distill.target if run.init.distill else None, run.recipe
+    loss, recipe = run.init.distill.loss if run.init.distill else None, run.recipe
     ways = (recipe.precision, recipe.compile, recipe.grad_checkpointing)
-    return Workload(run.size.name, run.variant.name, target, *ways)
+    return Workload(run.size.name, run.variant.name, loss, *ways)
 
 
 def workloads_of(

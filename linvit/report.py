@@ -4,7 +4,9 @@ The workflow asks for no table or figure that would be empty. Nothing here impor
 that plans the DAG need not have them.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, get_args
 
 from linvit import published
@@ -84,19 +86,44 @@ def identity(spec: RunSpec) -> dict[str, Any]:
 
 
 def identity_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The same of an evaluation out of distribution: the run's, but for the data set."""
-    return identity(evaluation.run) | {"dataset": evaluation.dataset.name}
+    """The same of an evaluation out of distribution: the run's, but for the data set's name."""
+    row = identity(evaluation.run)
+    return row | {"dataset": row["dataset"].replace(evaluation.run.dataset.name, evaluation.dataset.name, 1)}
+
+
+def are_default(rows: Iterable[Row]) -> list[bool]:
+    """Which runs are none of the loss ablation's: of no other loss than on outputs and, where several inits share a
+    start, of the one that is named after it (`copy`, `copy-distill`)."""
+    rows = list(rows)
+    on_outputs = [not row["distill"] or row["distill_target"] == "output" for row in rows]
+    inits: dict[tuple, set[str]] = defaultdict(set)
+    for row, is_on_outputs in zip(rows, on_outputs, strict=True):
+        if is_on_outputs:
+            inits[_cell(row)].add(row["init"])
+    return [
+        is_on_outputs and (len(inits[_cell(row)]) == 1 or row["init"] == _default_init(row))
+        for row, is_on_outputs in zip(rows, on_outputs, strict=True)
+    ]
+
+
+def most_used_source(rows: Iterable[Row]) -> str:
+    """The source that figures of one source show."""
+    used = Counter(row["source"] for row in rows if row["source"] != NO_SOURCE)
+    return min(used, key=lambda source: (-used[source], source), default=NO_SOURCE)
 
 
 def tables_of(specs: Iterable[RunSpec], evaluations: Iterable[Evaluation] = ()) -> list[str]:
     """The tables that these runs, and evaluations of them out of distribution, can fill, at least in part."""
-    return ["top1", *printed_tables([*map(identity, specs), *map(identity_of, evaluations)])]
+    rows = _default(map(identity, specs)) + _default(map(identity_of, evaluations))
+    return ["top1", *printed_tables(rows)]
 
 
 def figures_of(specs: Iterable[RunSpec]) -> list[str]:
     """The figures that these runs can fill, at least in part."""
-    students = [row for row in map(identity, specs) if row["variant"] != "softmax"]
-    return [name for name, has_panels in FIGURES.items() if has_panels(students)]
+    rows = list(map(identity, specs))
+    shown = {"losses": rows, "fig5": _of_most_used_source(rows)}
+    default = _of_most_used_source(_default(rows))
+    return [name for name, has_panels in FIGURES.items() if has_panels(_students(shown.get(name, default)))]
 
 
 def printed_tables(rows: Iterable[Row]) -> list[str]:
@@ -109,14 +136,51 @@ def printed_tables(rows: Iterable[Row]) -> list[str]:
     ]
 
 
+def _default(rows: Iterable[Row]) -> list[Row]:
+    rows = list(rows)
+    return list(compress(rows, are_default(rows)))
+
+
+def _of_most_used_source(rows: Sequence[Row]) -> list[Row]:
+    source = most_used_source(rows)
+    return [row for row in rows if row["source"] in (source, NO_SOURCE)]
+
+
+def _students(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["variant"] != "softmax"]
+
+
+def _cell(row: Row) -> tuple:
+    return tuple(row[key] for key in ("dataset", "size", "source", "variant", "start", "distill"))
+
+
+def _default_init(row: Row) -> str:
+    return row["start"] + ("-distill" if row["distill"] else "")
+
+
 def is_component(row: Row) -> bool:
     """Whether a run is one of Figures 4, A and B that Figure 2 has not."""
     return row["start"] in COMPONENTS and (row["distill"] or row["start"] not in ATTENTION_ONLY)
 
 
+def _has_gains_over_copy(rows: Sequence[Row]) -> bool:
+    """Whether Copy w/ Distill stands beside the same seed's Copy."""
+    keys = [(row["dataset"], row["size"], row["variant"], row["seed"]) for row in rows]
+    copies = {
+        distill: set(compress(keys, (row["start"] == "copy" and row["distill"] == distill for row in rows)))
+        for distill in (False, True)
+    }
+    return not copies[False].isdisjoint(copies[True])
+
+
 def _sweeps_weights(rows: Sequence[Row]) -> bool:
-    copied = [row for row in rows if row["start"] == "copy" and row["distill_target"] in PAPERS_LOSSES]
-    return len({(row["distill_target"], row["distill_weight"]) for row in copied}) > 1
+    """Whether one of the panels has several of the paper's losses."""
+    losses = defaultdict(set)
+    for row in rows:
+        if row["start"] == "copy" and row["distill_target"] in PAPERS_LOSSES:
+            panel = row["dataset"], row["size"], row["variant"]
+            losses[panel].add((row["distill_target"], row["distill_weight"]))
+    return any(len(of_panel) > 1 for of_panel in losses.values())
 
 
 def _has_other_losses(rows: Sequence[Row]) -> bool:
@@ -125,7 +189,7 @@ def _has_other_losses(rows: Sequence[Row]) -> bool:
 
 FIGURES: dict[str, Callable[[Sequence[Row]], bool]] = {
     "fig2": lambda rows: any(row["start"] in ATTENTION_ONLY and not row["distill"] for row in rows),
-    "fig3": lambda rows: {row["distill"] for row in rows if row["start"] == "copy"} == {False, True},
+    "fig3": _has_gains_over_copy,
     "fig4": lambda rows: any(map(is_component, rows)),
     "fig5": _sweeps_weights,
     "figA": lambda rows: any(is_component(row) and row["size"] == "small" for row in rows),

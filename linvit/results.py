@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake
 from linvit.files import write_text
 from linvit.grid import Evaluation, RunSpec
-from linvit.report import identity, identity_of
+from linvit.report import are_default, identity, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,10 @@ DTYPES = {
     "commit": "str",
 }
 """The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
-OOD_COLUMNS = ("run", "dataset", "size", "variant", "init", "start", "distill", "source", "seed", "top1", "top5")
+OOD_COLUMNS = (
+    *("run", "dataset", "size", "variant", "init", "start", "distill", "distill_target", "source", "seed"),
+    *("top1", "top5"),
+)
 OOD_DTYPES = {column: DTYPES[column] for column in OOD_COLUMNS} | {"images": "int64"}
 """The columns of a frame of evaluations out of distribution; `dataset` is the one evaluated on."""
 
@@ -223,12 +226,8 @@ def sizes_in_order(runs: pd.DataFrame) -> list[str]:
 
 
 def default_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs without the loss ablation's: no other loss than on outputs and, where several inits share a start,
-    only the one that is named after it (`copy`, `copy-distill`)."""
-    runs = runs[~runs["distill"] | (runs["distill_target"] == "output")]
-    cell = ["dataset", "size", "source", "variant", "start", "distill"]
-    named = runs["start"] + runs["distill"].map({True: "-distill", False: ""})
-    return runs[(runs.groupby(cell)["init"].transform("nunique") == 1) | (runs["init"] == named)]
+    """Runs without the loss ablation's, as `linvit.report.are_default` tells them."""
+    return runs[pd.Series(are_default(runs.to_dict("records")), runs.index, dtype=bool)]
 
 
 def references(runs: pd.DataFrame) -> pd.DataFrame:

@@ -85,7 +85,7 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
     _write(Path(folder) / "top1", summary, [*_sections(summary)], "# Top-1 accuracy (%)\n")
     runs = default_runs(runs)
     if ood is not None:
-        runs = pd.concat([runs, ood])
+        runs = pd.concat([runs, default_runs(ood)])
     for name in printed_tables(runs.to_dict("records")):
         table = tables()[name]
         numbers = compare(table, runs)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from linvit.config import Distill, load_study
 from linvit.grid import Evaluation, RunSpec, expand
-from linvit.results import DTYPES, collect
+from linvit.results import DTYPES, OOD_DTYPES, collect
 
 CONFIG = Path(__file__).parents[1] / "config.yaml"
 PARAMETERS = {"mini": 200_000, "tiny": 5_700_000, "small": 22_000_000, "base": 86_600_000}
@@ -58,7 +58,7 @@ def plausible(spec: RunSpec) -> float:
     """An accuracy with the paper's pattern, a data set's level and scale, a size's gain and a seed's noise."""
     letters = sum(map(ord, spec.dataset.name))
     level = 60 + letters % 20 + 2 * list(PARAMETERS).index(spec.size.name)
-    gain = GAINS[spec.init.name.split("-")[0]]
+    gain = GAINS.get(spec.init.name.split("-")[0], 0.3)
     if spec.init.distill:
         gain += 2.0 - 0.35 * gain - _off_peak(spec.init.distill, spec.variant.name)
     noise = (spec.stream("fake", spec.dataset.name, spec.variant.name, spec.init.name) % 1000) / 1000 - 0.5
@@ -118,8 +118,7 @@ def pairs_of(a: str, b: str, differences: Iterable[float], base: float = 70.0, *
 
 def ood_frame(rows: Iterable[dict]) -> pd.DataFrame:
     """Runs of a frame as out-of-distribution results, which hold less."""
-    columns = ["dataset", "size", "variant", "init", "start", "distill", "source", "seed", "top1"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[column for column in OOD_DTYPES if column != "images"])
 
 
 def frame(rows: Iterable[dict]) -> pd.DataFrame:

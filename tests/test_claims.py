@@ -1,9 +1,12 @@
 """Verdicts of built cases in each direction, and the page that tells them."""
 
+from itertools import product
+
 from fakes import frame, grid_runs, ood_frame, pairs_of, run
 
 from linvit.claims import CLAIMS, COPY, COPY_D, claims_text, judge
 from linvit.evidence import ABOUT_EQUAL, GREATER, NO_GAIN, NOT_WORSE, Verdict, effect_of
+from linvit.published import tables
 from linvit.results import MINUS, MISSING
 
 HOLDS, FAILS, UNTESTABLE = Verdict
@@ -24,11 +27,15 @@ def test_what_holds_on_average_does_not_hold_against_an_operator():
     """Two operators gain from Copy in every seed, three lose as much: on average, no gain."""
     rows = []
     for variant, gain in (("elu", 1.2), ("relu", 1.2), ("inline", -0.5), ("mhla", -0.8), ("ttt", -1.1)):
-        rows += pairs_of("copy", "random", [gain, gain + 0.1, gain - 0.1], variant=variant)
+        gains = [gain, gain + 0.1, gain - 0.1]
+        for dataset in ("cifar10", "stl10"):
+            rows += pairs_of("copy", "random", gains, variant=variant, dataset=dataset)
     finding = judge(frame(rows))[0].findings[0]
-    assert NO_GAIN.decide(effect_of([1.2] * 6 + [-0.5] * 3 + [-0.8] * 3 + [-1.1] * 3, "greater"))[0] is HOLDS
+    assert NO_GAIN.decide(effect_of([1.2] * 12 + [-0.5] * 6 + [-0.8] * 6 + [-1.1] * 6, "greater"))[0] is HOLDS
     assert finding.verdict is FAILS
     assert finding.reason.startswith("contradicted by ELU, ReLU alone; over all pairs, ")
+    of_one = judge(frame([row for row in rows if row["dataset"] == "stl10"]))[0].findings[0]
+    assert of_one.verdict is HOLDS  # three pairs of an operator decide nothing
 
 
 def test_the_loss_ablation_is_left_out():
@@ -78,6 +85,39 @@ def test_equality_and_the_reference_in_both_directions():
     for reference, verdict in ((70.2, HOLDS), (75.0, FAILS)):
         softmax = [run("fullcopy", reference + 0.1 * seed, seed, "softmax") for seed in range(5)]
         assert verdicts(near + softmax)["C8"] is verdict
+
+
+def test_sets_out_of_distribution_make_no_further_pairs():
+    rows = []
+    for variant, gain in (("elu", 0.7), ("ttt", -0.2)):
+        for dataset, shift in (("imagenet-a", 0.3), ("imagenet-r", -0.3)):
+            gains = [gain + shift - 0.1, gain + shift, gain + shift + 0.1]
+            rows += pairs_of("copy", "random", gains, variant=variant, dataset=dataset)
+    judgements = {j.claim.name: j for j in judge(frame([]), ood_frame(rows))}
+    table = judgements["C10"].findings[0].table
+    assert table["n"].tolist() == ["3", "3", "6"]
+    assert table["Difference"].tolist() == ["+0.70", f"{MINUS}0.20", "+0.25"]
+    assert judgements["C10"].verdict is HOLDS
+
+
+def test_the_papers_own_numbers_contradict_none_of_its_claims():
+    """Tables 1, F and G, and Table 2 out of distribution, as three seeds with the printed spread, or a usual one."""
+    rows, shifted = {}, {}
+    for name, table in tables().items():
+        for cell in table.cells():
+            if cell.runs is None:
+                continue
+            for seed in range(cell.runs.seeds):
+                noise = (cell.std or 0.1) * (0, 1, -1)[seed]
+                like = cell.runs.start + ("-distill" if cell.runs.distill else "")
+                excluded = {"seeds", "start", "distill"} | ({"source"} if like.startswith("random") else set())
+                of_cell = cell.runs.model_dump(exclude=excluded)
+                made = run(like, cell.value + noise, seed, **of_cell)
+                (shifted if name == "table2" else rows)[made["run"]] = made
+    judgements = judge(frame(rows.values()), ood_frame(shifted.values()))
+    found = {judgement.claim.name: judgement.verdict for judgement in judgements}
+    assert FAILS not in found.values()
+    assert HOLDS in found.values()
 
 
 def test_an_empty_grid_tests_nothing():
@@ -147,8 +187,8 @@ def test_the_out_of_distribution_claim_is_judged_on_those_results_alone():
     def judged(gain: float) -> Verdict:
         rows = [
             row
-            for dataset in ("imagenet-a", "imagenet-r")
-            for row in pairs_of("copy", "random", [gain, gain + 0.1, gain - 0.1], dataset=dataset, size="base")
+            for dataset, variant in product(("imagenet-a", "imagenet-r"), ("elu", "ttt"))
+            for row in pairs_of("copy", "random", [gain, gain + 0.1, gain - 0.1], dataset=dataset, variant=variant)
         ]
         of_claim = {j.claim.name: j for j in judge(frame([run("copy", 99.0), run("random", 1.0)]), ood_frame(rows))}
         assert of_claim["C10"].findings[0].table["n"].iloc[-1] == "6"

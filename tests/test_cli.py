@@ -332,6 +332,18 @@ def test_a_grid_that_is_not_defined_is_told_in_one_line(folder, capsys):
     assert "all" in line
 
 
+def test_a_figure_of_a_source_of_ones_own_choice(folder, capsys):
+    rows = [run("copy", source=source, seed=seed) for source, seed in (("deit", 0), ("deit", 1), ("mae", 0))]
+    results.write_runs(frame(rows), "runs.csv")
+    drawn = {}
+    for name, choice in (("default", []), ("deit", ["--source", "deit"]), ("mae", ["--source", "mae"])):
+        assert main(["figure", "fig2", "runs.csv", *choice, "--out", f"{name}.png"]) == 0
+        drawn[name] = Path(f"{name}.png").read_bytes()
+    assert drawn["default"] == drawn["deit"] != drawn["mae"]
+    line = refusal(capsys, "figure", "losses", "runs.csv", "--source", "ibot", "--out", "x.png")
+    assert "no run has the source 'ibot'; allowed: deit, mae" in line
+
+
 def test_claims_in_a_format_that_is_not_known_are_told_in_one_line(folder, capsys):
     results.write_runs(frame([run("copy")]), "runs.csv")
     assert "claims.pdf: no format for suffix '.pdf'; allowed: .md, .html" in refusal(

@@ -104,7 +104,7 @@ def test_the_corrected_p_is_what_counts():
     assert tested.conclude(0.031).verdict is HOLDS
     finding = tested.conclude(0.062)
     assert (finding.verdict, finding.p, finding.corrected) == (UNTESTABLE, "0.031", "0.062")
-    assert finding.reason == "corrected p is not below 0.05: too few pairs"
+    assert finding.reason == "the pooled difference is positive, but corrected p is not below 0.05"
 
 
 def test_parts_are_the_values_of_each_axis_and_a_single_size_is_no_part():

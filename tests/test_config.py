@@ -322,6 +322,8 @@ TYPED = {
         ("datasets", "fashion-1k", "std", 0),
     ],
     "bool": [
+        ("recipes", "transfer", "compile"),
+        ("recipes", "transfer", "grad_checkpointing"),
         ("download",),
         ("variants", "mhla", "class_token"),
         ("variants", "softmax", "attention_map"),

@@ -39,7 +39,7 @@ def folder(tmp_path) -> Path:
 
 
 def of_files(**changes) -> Dataset:
-    return dataset("", 3, npz=None, folder="set", train_size=N, test_size=N, **changes)
+    return dataset("unused", 3, npz=None, folder="set", train_size=N, test_size=N, **changes)
 
 
 def of_arrays(folder: Path) -> Dataset:
@@ -213,7 +213,7 @@ def test_two_jobs_that_decode_at_once_both_find_the_images(folder):
 
 def batches_of(held, recipe=RECIPE, *, channels: int = 3, workers: int = 0) -> data.Batches:
     size = RGB if channels == 3 else SIZE
-    return training_batches(held, dataset("", channels), recipe, size, spec("").stream, workers=workers)
+    return training_batches(held, dataset("unused", channels), recipe, size, spec("unused").stream, workers=workers)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -283,6 +283,6 @@ def test_policies_for_single_images_and_evaluation_see_the_decoded_images_as_the
     assert isinstance(batches_of(held, recipe), FileBatches)
     for one, other in zip(batches_of(plain, recipe).epoch(1), batches_of(held, recipe).epoch(1), strict=True):
         assert torch.equal(one[0], other[0])
-    settings = dataset("", 3)
+    settings = dataset("unused", 3)
     found = [list(evaluation_batches(images, settings, RECIPE, RGB)) for images in (plain, held)]
     assert all(torch.equal(one[0], other[0]) for one, other in zip(*found, strict=True))

@@ -165,9 +165,9 @@ def test_the_operations_of_a_softmax_vit(size):
 
 @pytest.mark.parametrize("variant", ["elu", "relu"])
 def test_the_operations_of_kernel_attention(variant):
-    """k^T [v, 1] and its product with q: per head, N x d x (d + 1) twice."""
+    """Per head k^T v, N x d x d, and the product of q with it and the sum of k, N x d x (d + 1)."""
     N, d = math.prod(SIZE.grid_size) + 1, SIZE.dim // SIZE.heads
-    expected = outside_of_mixing(SIZE, N, CLASSES) + SIZE.depth * SIZE.heads * 2 * (2 * N * d * (d + 1))
+    expected = outside_of_mixing(SIZE, N, CLASSES) + SIZE.depth * SIZE.heads * 2 * (N * d * d + N * d * (d + 1))
     assert count_flops(build_vit(SIZE, STUDY.variants[variant], num_classes=CLASSES), SIZE) == expected
 
 

@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linvit.evidence import ABOUT_EQUAL, GREATER, NO_GAIN, NOT_WORSE, Effect, Verdict, effect_of, holm
+from linvit.evidence import ABOUT_EQUAL, GREATER, NO_GAIN, NOT_WORSE, Effect, Verdict, contradicting, effect_of, holm
 
 HOLDS, FAILS, UNTESTABLE = Verdict
+
+
+def seen(n: int, mean: float, low: float, high: float, p: float) -> Effect:
+    """An effect by the ends of its 95 % interval."""
+    effect = Effect(n, mean, (high - low) / 2 / stats.t.ppf(0.975, n - 1), p)
+    assert n == 1 or (effect.low, effect.high) == (pytest.approx(low), pytest.approx(high))
+    return effect
 
 
 def test_five_positive_pairs_have_the_smallest_exact_p():
@@ -42,27 +49,31 @@ def test_one_pair_has_neither_interval_nor_p():
 @pytest.mark.parametrize(
     ("rule", "effect", "verdict"),
     [
-        (GREATER, Effect(5, 1.0, 0.5, 1.5, 0.031), HOLDS),
-        (GREATER, Effect(5, 1.0, -0.5, 2.5, 0.06), UNTESTABLE),
-        (GREATER, Effect(5, 0.3, -0.2, 0.8, 0.12), FAILS),
-        (GREATER, Effect(5, 0.3, 0.2, 0.4, 0.31), UNTESTABLE),
-        (GREATER, Effect(5, -1.0, -2.0, 0.0, 0.99), FAILS),
-        (GREATER, Effect(4, 1.0, 0.9, 1.1, 0.0625), UNTESTABLE),
-        (NO_GAIN, Effect(9, 0.1, -0.3, 0.5, 0.3), HOLDS),
-        (NO_GAIN, Effect(9, -2.0, -3.0, -1.0, 1.0), HOLDS),
-        (NO_GAIN, Effect(9, 0.3, 0.1, 0.5, 0.01), FAILS),
-        (NO_GAIN, Effect(2, 0.3, -2.0, 2.6, 0.5), UNTESTABLE),
-        (NO_GAIN, Effect(1, 0.3, np.nan, np.nan, np.nan), UNTESTABLE),
-        (ABOUT_EQUAL, Effect(9, 0.3, 0.1, 0.5, 0.01), HOLDS),
-        (ABOUT_EQUAL, Effect(9, 1.2, 0.8, 1.6, 0.01), FAILS),
-        (ABOUT_EQUAL, Effect(9, -3.0, -4.0, -2.0, 0.01), FAILS),
-        (ABOUT_EQUAL, Effect(9, 0.9, 0.5, 1.3, 0.01), UNTESTABLE),
-        (ABOUT_EQUAL, Effect(9, 1.2, -0.1, 2.5, 0.1), UNTESTABLE),
-        (NOT_WORSE, Effect(9, -0.5, -0.9, -0.1, 0.01), HOLDS),
-        (NOT_WORSE, Effect(9, 2.0, 1.0, 3.0, 1.0), HOLDS),
-        (NOT_WORSE, Effect(9, -2.0, -3.0, -1.0, 0.01), FAILS),
-        (NOT_WORSE, Effect(9, -0.9, -1.5, -0.3, 0.01), UNTESTABLE),
-        (NOT_WORSE, Effect(9, -1.1, -2.3, 0.1, 0.06), UNTESTABLE),
+        (GREATER, seen(5, 1.0, 0.5, 1.5, 0.031), HOLDS),
+        (GREATER, seen(5, 1.0, -0.5, 2.5, 0.06), UNTESTABLE),
+        (GREATER, seen(5, 0.3, -0.2, 0.8, 0.12), UNTESTABLE),
+        (GREATER, seen(5, -0.1, -0.6, 0.4, 0.7), FAILS),
+        (GREATER, seen(5, 0.3, 0.2, 0.4, 0.31), UNTESTABLE),
+        (GREATER, seen(5, -1.0, -2.0, 0.0, 0.99), FAILS),
+        (GREATER, seen(4, 1.0, 0.9, 1.1, 0.0625), UNTESTABLE),
+        (NO_GAIN, seen(9, 0.1, -0.3, 0.5, 0.3), HOLDS),
+        (NO_GAIN, seen(9, -2.0, -3.0, -1.0, 1.0), HOLDS),
+        (NO_GAIN, seen(9, 0.3, 0.1, 0.5, 0.01), FAILS),
+        (NO_GAIN, seen(9, 0.3, 0.1, 0.5, 0.08), UNTESTABLE),
+        (NO_GAIN, seen(2, 0.3, -2.0, 2.6, 0.5), UNTESTABLE),
+        (NO_GAIN, seen(1, 0.3, np.nan, np.nan, np.nan), UNTESTABLE),
+        (ABOUT_EQUAL, seen(9, 0.3, 0.1, 0.5, 0.01), HOLDS),
+        (ABOUT_EQUAL, seen(9, 1.2, 0.8, 1.6, 0.01), FAILS),
+        (ABOUT_EQUAL, seen(9, -3.0, -4.0, -2.0, 0.01), FAILS),
+        (ABOUT_EQUAL, seen(9, -3.0, -4.0, -2.0, 0.06), UNTESTABLE),
+        (ABOUT_EQUAL, seen(9, 0.9, 0.5, 1.3, 0.01), UNTESTABLE),
+        (ABOUT_EQUAL, seen(9, 1.2, -0.1, 2.5, 0.1), UNTESTABLE),
+        (NOT_WORSE, seen(9, -0.5, -0.9, -0.1, 0.01), HOLDS),
+        (NOT_WORSE, seen(9, 2.0, 1.0, 3.0, 1.0), HOLDS),
+        (NOT_WORSE, seen(9, -2.0, -3.0, -1.0, 0.01), FAILS),
+        (NOT_WORSE, seen(9, -2.0, -3.0, -1.0, 0.06), UNTESTABLE),
+        (NOT_WORSE, seen(9, -0.9, -1.5, -0.3, 0.01), UNTESTABLE),
+        (NOT_WORSE, seen(9, -1.1, -2.3, 0.1, 0.06), UNTESTABLE),
     ],
 )
 def test_rules_decide_in_each_direction(rule, effect, verdict):
@@ -83,6 +94,29 @@ def test_every_rule_hears_a_single_operator(a, b, good, bad):
     assert not rule.contradicts(effect_of(good, rule.alternative))
     assert rule.contradicts(effect_of(bad, rule.alternative))
     assert not rule.contradicts(effect_of(bad[:1], rule.alternative))
+
+
+def test_parts_of_few_pairs_contradict_nothing():
+    large, few = effect_of([-1.0, -1.2, -0.8, -1.1, -0.9], "greater"), effect_of([-1.0, -1.2, -0.8, -1.1], "greater")
+    assert GREATER.contradicts(few)
+    assert contradicting(GREATER, {"large": large, "few": few}) == ["large"]
+    assert contradicting(GREATER, {"few": few}) == []
+
+
+def test_the_more_parts_the_wider_are_the_intervals_that_contradict():
+    part = effect_of([0.9, 0.1, 0.5, 0.4, 0.6], "greater")
+    assert NO_GAIN.contradicts(part)
+    assert contradicting(NO_GAIN, {"a": part}) == ["a"]
+    assert contradicting(NO_GAIN, dict.fromkeys("abcdefghijklm", part)) == []
+
+
+def test_parts_without_an_effect_seldom_contradict():
+    random = np.random.default_rng(0)
+    found = [
+        bool(contradicting(NO_GAIN, {part: effect_of(random.normal(0, 0.3, 9), "greater") for part in "abcdefgh"}))
+        for _ in range(100)
+    ]
+    assert sum(found) <= 8  # 2.5 in 100 are expected
 
 
 def test_holms_correction_by_hand():

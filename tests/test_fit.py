@@ -292,7 +292,7 @@ def test_no_step_waits_for_the_device(monkeypatch, variant, distilled, mixed):
     monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, foreach=False))
     device, recipe = torch.device("meta"), changed(RECIPE, micro_batch_size=3, **mixed)
     data = Images(torch.zeros(11, 1, 12, 12, dtype=torch.uint8), torch.arange(11) % CLASSES)
-    batches = training_batches(data, dataset(""), recipe, SIZE, STREAM, device=device)
+    batches = training_batches(data, dataset("unused"), recipe, SIZE, STREAM, device=device)
     model = tiny_vit(variant, drop_path=0.2).to(device)
     teacher = build_vit(SIZE, num_classes=0).to(device)
     auxiliary = AttentionDistillation(teacher, model, weight=1.0) if distilled else None

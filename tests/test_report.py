@@ -2,18 +2,31 @@
 
 import subprocess
 import sys
+from random import Random
 
 import pandas as pd
 import pytest
-from fakes import CONFIG, grid_runs, run
+from fakes import CONFIG, grid_runs, plausible, run, write_metrics
 
-from linvit import figures
-from linvit.config import Distill, Init, load_study
+from linvit import figures, published
+from linvit.config import Distill, Init, load_study, read_yaml, study_from
 from linvit.grid import evaluations, expand
-from linvit.report import FIGURES, figures_of, identity, is_component, printed_tables, start_of, tables_of
+from linvit.report import (
+    FIGURES,
+    figures_of,
+    identity,
+    identity_of,
+    is_component,
+    printed_tables,
+    start_of,
+    tables_of,
+)
+from linvit.results import collect
+from linvit.tables import write_tables
 
 ALL_BUT_HEAD = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
 STUDY = load_study(CONFIG)
+TABLES = ("top1", *published.tables())
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,56 @@ def test_other_losses_than_the_papers_have_a_figure_of_their_own():
         assert "losses" in drawn
         assert "fig5" not in drawn
     assert "losses" not in figures_of([specs["copy-distill"], specs["copy-map3e3"]])
+
+
+def test_another_recipe_is_another_data_set_out_of_distribution_too():
+    first = next(iter(evaluations(STUDY, "paper").values()))
+    other = first.model_copy(update={"run": first.run.model_copy(update={"other_recipe": True})})
+    assert identity_of(first)["dataset"] == "imagenet-a"
+    assert identity_of(other)["dataset"] == f"imagenet-a@{first.run.recipe.name}"
+    assert printed_tables([identity_of(first)]) == ["table2"]
+    assert printed_tables([identity_of(other)]) == []
+
+
+AXES = {
+    "inits": [
+        *("random", "copy", "copy-distill", "mlpcopy", "mlpcopy-distill", "fullcopy-distill", "copy-map1e4"),
+        *("copy-map3e3", "copy-output10", "copy-output100", "copy-lolcats", "copy-transfer", "mycopy"),
+    ],
+    "datasets": ["imagenet", "pets"],
+    "sizes": ["tiny", "small", "base"],
+    "variants": ["relu", "elu", "softmax"],
+    "sources": ["deit", "dino"],
+}
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_partial_grid_is_promised_what_its_runs_give(number, tmp_path):
+    random = Random(number)
+    config = read_yaml(CONFIG)
+    config["inits"]["mycopy"] = {"copy": ["attention"]}
+    config["sources"]["dino"] = {size: {"timm": "a_vit"} for size in AXES["sizes"]}
+    blocks = [
+        {axis: random.sample(names, random.randint(1, 2)) for axis, names in AXES.items()} | {"seeds": [0]}
+        for _ in range(random.randint(1, 2))
+    ]
+    # A pair that the rule of default runs tells apart, or not, is in every other grid.
+    if number % 2:
+        blocks[0]["inits"] = ["copy", random.choice(AXES["inits"][6:])]
+    specs = expand(study_from({**config, "grids": {"some": blocks}, "grid": "some"})).values()
+    runs = collect([write_metrics(tmp_path / "runs", spec, plausible(spec)) for spec in specs])
+    write_tables(runs, tmp_path)
+    assert tables_of(specs) == [name for name in TABLES if (tmp_path / f"{name}.md").exists()]
+    drawn = {name: draw(runs) for name, draw in figures.FIGURES.items()}
+    is_empty = {name: any("No runs of these" in text for text in texts_of(figure)) for name, figure in drawn.items()}
+    promised = figures_of(specs)
+    assert not [name for name in promised if is_empty[name]]
+    # FullCopy's gain over Copy alone is no Figure 3, nor are the paper's losses alone a figure of others.
+    assert {name for name in FIGURES if not is_empty[name]} - set(promised) <= {"fig3", "losses"}
+
+
+def texts_of(figure) -> list[str]:
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
 def test_planning_needs_nothing_that_only_jobs_need():

@@ -53,6 +53,7 @@ KEYS = {
     "peak_memory_bytes",
     "ranks",
     "device",
+    "precision",
     "versions",
     "commit",
 }
@@ -196,7 +197,7 @@ def test_a_run_that_fails_after_training_leaves_no_metrics_and_is_not_trained_ag
             run_in(study, tmp_path / "a", chosen)
     assert not (tmp_path / "a" / "metrics.json").exists()
     whole = run_in(study, tmp_path / "b", chosen)
-    monkeypatch.setattr(data.ArrayBatches, "augment", fail)
+    monkeypatch.setattr(data.ArrayBatches, "augmented", fail)
     assert repeatable(run_in(study, tmp_path / "a", chosen)) == repeatable(whole)
     assert not (tmp_path / "a" / "checkpoint.pt").exists()
 
@@ -225,7 +226,7 @@ def test_temporary_files_of_a_killed_run_are_not_mistaken_for_real_ones(study, t
 
 
 def test_a_loss_that_is_no_number_leaves_no_metrics(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(data.ArrayBatches, "augment", lambda self, images, generator: images * math.nan)
+    monkeypatch.setattr(data, "_normalized", lambda images, dataset: images * math.nan)
     with pytest.raises(NonFiniteLoss, match="epoch 1, step 1"):
         run_in(study, tmp_path, spec_in(study))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.json"]

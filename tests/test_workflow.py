@@ -146,6 +146,14 @@ def test_editing_the_printed_numbers_makes_tables_again_and_nothing_else(study: 
     assert study.run().returncode == 0
 
 
+def test_editing_what_columns_are_made_of_makes_the_tables_again(study: Study) -> None:
+    code = study.folder / "linvit/results.py"
+    code.write_text(code.read_text() + "\n# edited\n")
+    assert study.planned() == {"runs": 1, "tables": 1, "figure": 3, "claims": 1}
+    assert study.run().returncode == 0
+    assert study.planned() == {}
+
+
 def test_editing_training_code_trains_nothing_again(study: Study) -> None:
     (study.folder / "linvit/fit.py").touch()
     rule = study.folder / "workflow/rules/train.smk"

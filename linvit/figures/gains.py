@@ -5,6 +5,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 
 from linvit.figures.style import (
     COLORS,
@@ -103,6 +105,7 @@ def _components(shown: pd.DataFrame, reference: pd.DataFrame, source: str) -> Fi
             of_row, of_reference = runs_of(shown, row), runs_of(reference, row)
             panel = of_row[of_row["variant"] == variant]
             ax.set_ylim(_bar_limits(pd.concat([of_row, of_reference])["top1"]))
+            ax.yaxis.set_major_locator(_Percent(nbins=5, steps=[1, 2, 2.5, 5, 10]))
             drawn |= _bars(ax, panel, starts)
             reference_line(ax, of_reference)
             ticks(ax, [label(start) for start in starts], is_empty=panel.empty)
@@ -159,6 +162,13 @@ def _gain_bar(ax: Axes, x: int, gains: pd.DataFrame) -> set[tuple[str, str]]:
     return drawn
 
 
+class _Percent(MaxNLocator):
+    """Ticks up to 100: room for a number may lie above."""
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        return [tick for tick in super().tick_values(vmin, vmax) if tick <= 100]
+
+
 def _bar_limits(top1: pd.Series) -> tuple[float, float]:
     """Limits that leave room below the lowest bar and for a number above the highest."""
     spread = max(top1.max() - top1.min(), 1.0)
@@ -187,11 +197,12 @@ def _bars(ax: Axes, panel: pd.DataFrame, starts: list[str]) -> set[str]:
 
 
 def _number(ax: Axes, x: float, y: float, gain: float) -> None:
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
+    # An outline, so that neither a hatch nor the reference's line runs into it, and no more of them is hidden.
+    outline = [withStroke(linewidth=1.8, foreground="white")]
     # Two digits fit a bar.
     text = signed(gain, 1 if abs(gain) < 9.95 else 0) if round(gain, 1) else "0.0"
     font = {"fontsize": 6, "color": LOSS_COLOR, "weight": "bold"} if round(gain, 1) < 0 else {"fontsize": 6}
-    ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", bbox=box, zorder=5, **font)
+    ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", path_effects=outline, zorder=5, **font)
 
 
 def _block(color: str, kind: str) -> dict:

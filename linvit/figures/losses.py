@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from linvit.figures.style import COLORS, ERROR_BAR, REFERENCE, STYLE, mean_line, say_empty, students
+from linvit.figures.style import COLORS, ERROR_BAR, REFERENCE, STYLE, mean_line, of_one_source, say_empty, students
 from linvit.results import DATASETS, VARIANTS, in_order, references
 
 LOSSES = {
@@ -28,12 +28,13 @@ BEHIND = {"zorder": 1}
 COPY = {"color": COLORS["copy"], "linestyle": ":", "linewidth": 1.4}
 
 
-def losses(runs: pd.DataFrame) -> Figure:
+def losses(runs: pd.DataFrame, source: str | None = None) -> Figure:
     """Copy-initialised students by loss and weight: a panel per loss, a row per weight, a dot per seed.
 
     Diamonds are means ± standard deviation, filled at the work's own weight. Lines are Copy without a loss and the
-    Softmax reference. Every operator, data set, size and source has a column of panels.
+    Softmax reference. Every operator, data set, size and source (or the one given) has a column of panels.
     """
+    runs = of_one_source(runs, source)[0] if source else runs
     copies = students(runs, ["copy"])
     distilled, plain, reference = copies[copies["distill"]], copies[~copies["distill"]], references(runs)
     names = in_order(distilled["distill_target"], LOSSES)

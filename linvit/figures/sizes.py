@@ -64,7 +64,7 @@ def _across_sizes(ax: Axes, panel: pd.DataFrame, reference: pd.DataFrame, sizes:
         top1 = top1.assign(x=places).sort_values("x")
         x = top1["x"] + 0.16 * (i - (len(starts) - 1) / 2)
         ax.plot(x, top1["mean"], color=COLORS[start], linewidth=0.9)
-        _mean(ax, x, top1["mean"], top1["std"], start, area=8 + 13 * top1["x"])
+        _mean(ax, x, top1["mean"], top1["std"], start, area=16 + 14 * top1["x"])
     top1 = reference[reference["size"].isin(sizes)].groupby("size")["top1"].mean()
     top1 = top1.reindex([size for size in sizes if size in top1.index])
     ax.plot([sizes.index(size) for size in top1.index], top1, **REFERENCE, marker=".", markersize=4)

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from linvit.config import UserError
 from linvit.files import replacing
+from linvit.report import most_used_source
 from linvit.results import DATASETS, NO_SOURCE, VARIANTS, in_order, sizes_in_order
 
 # Okabe and Ito's colours, which stay apart under colour-vision deficiency. In grey, markers, hatches and names tell.
@@ -80,9 +81,14 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def of_one_source(runs: pd.DataFrame, source: str | None) -> tuple[pd.DataFrame, str]:
-    """Runs of one source (the most used one unless named) and of none, and the source's name."""
-    used = runs.loc[runs["source"] != NO_SOURCE, "source"]
-    source = source or (NO_SOURCE if used.empty else used.value_counts().index[0])
+    """Runs of one source (the most used one unless named) and of none, and the source's name.
+
+    Raises:
+        UserError: no run has the named source.
+    """
+    if source and source not in set(runs["source"]):
+        raise UserError(f"no run has the source {source!r}; allowed: {', '.join(sorted(set(runs['source'])))}")
+    source = source or most_used_source(runs.to_dict("records"))
     return runs[runs["source"].isin([source, NO_SOURCE])], source
 
 

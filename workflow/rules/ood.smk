@@ -38,7 +38,8 @@ rule evaluate_ood:
 
 rule ood_table:
     input:
-        EVALUATED,
+        metrics=EVALUATED,
+        code=COLLECTING,
     output:
         f"{GRID}/ood.csv",
     log:

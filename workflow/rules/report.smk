@@ -31,7 +31,8 @@ localrules:
 
 rule runs:
     input:
-        METRICS,
+        metrics=METRICS,
+        code=COLLECTING,
     output:
         f"{GRID}/runs.csv",
     log:

@@ -18,6 +18,6 @@ collect, expected = {
     "ood_table": (results.collect_ood, evaluations),
 }[snakemake.rule]  # noqa: F821
 results.write_runs(
-    collect(snakemake.input, expected(study_from(snakemake.config))),  # noqa: F821
+    collect(snakemake.input.metrics, expected(study_from(snakemake.config))),  # noqa: F821
     snakemake.output[0],  # noqa: F821
 )
