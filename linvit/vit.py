@@ -69,6 +69,10 @@ def linearize(model: ViT, variant: str | type | Variant, *, blocks: Iterable[int
             "without a wrapper"
         )
     variant, operator = _resolved(variant)
+    if not (isinstance(operator, type) and issubclass(operator, nn.Module)):
+        raise ConfigError(
+            f"variants.{variant.name}: {variant.target} is no class of modules; allowed: a torch.nn.Module"
+        )
     attentions = {index: replacement(model, index, operator, variant) for index in _chosen(blocks, len(model.blocks))}
     for index, attention in attentions.items():
         block = model.blocks[index]

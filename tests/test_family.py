@@ -151,7 +151,7 @@ def test_a_linear_vit_can_be_linearised_again():
     [
         ("swin", "no variant 'swin'; allowed: softmax, elu, relu, inline, mhla, ttt"),
         ("linvit.attention:Nothing", "target 'linvit.attention:Nothing' cannot be imported"),
-        (nn.Linear, "variant 'Linear': torch.nn.modules.linear:Linear refused its arguments"),
+        (nn.Linear, "variants.Linear: torch.nn.modules.linear:Linear refused its arguments"),
     ],
 )
 def test_what_is_no_operator_is_refused(variant, words):

@@ -198,7 +198,7 @@ def test_a_target_that_refuses_its_arguments_is_one_line(target, kwargs, words):
         linearize(vit, Variant(name="mine", target=target, kwargs=kwargs))
     assert_untouched(vit, before)
     message = str(caught.value)
-    assert message.startswith(f"variant 'mine': {target} refused its arguments: ")
+    assert message.startswith(f"variants.mine: {target} refused its arguments: ")
     assert words in message
     assert "\n" not in message
 

@@ -33,7 +33,7 @@ def replacement(vit: VisionTransformer, index: int, operator: type, variant: Var
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"variant {variant.name!r}: {variant.target} refused its arguments: {reason_of(error)}"
+            f"variants.{variant.name}: {variant.target} refused its arguments: {reason_of(error)}"
         ) from error
     if old.proj.bias is None:
         attention.proj.bias = None
