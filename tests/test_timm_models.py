@@ -10,6 +10,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from timm.models import load_checkpoint
+from timm.models._hub import save_for_hf
 from torch import nn
 
 import linvit
@@ -168,3 +169,13 @@ def test_a_checkpoint_goes_over_to_another_grid_and_other_classes(variant, tmp_p
     larger = create(variant, img_size=32, num_classes=5, pretrained=True, pretrained_cfg_overlay=file)
     assert torch.equal(larger.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
     assert larger(models.images(models.SIZE.model_copy(update={"image_size": 32}))).shape == (2, 5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_folder_that_timm_saved_opens_as_the_same_operator(variant, tmp_path):
+    """Its config.json holds the architecture's name without a tag."""
+    model = create(variant).eval()
+    save_for_hf(model, tmp_path, model_args=TINY, safe_serialization=True)
+    opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert type(opened.blocks[0].attn) is type(model.blocks[0].attn)
+    assert torch.equal(opened(models.images()), model(models.images()))
