@@ -104,7 +104,7 @@ def evaluation_batches(
         return ArrayEvaluation(data, dataset, recipe, size, device)
     transform = _per_image_transform(dataset, recipe, size, training=False)
     return torch.utils.data.DataLoader(
-        Transformed(data, transform, size.channels), recipe.batch_size, **_loading(device, workers)
+        Transformed(data, transform, size.channels), recipe.forward_size, **_loading(device, workers)
     )
 
 
@@ -203,7 +203,7 @@ class ArrayEvaluation:
     device: torch.device
 
     def __iter__(self) -> Iterator[Batch]:
-        for indices in torch.arange(len(self.data)).split(self.recipe.batch_size):
+        for indices in torch.arange(len(self.data)).split(self.recipe.forward_size):
             images = _to_channels(to_device(self.data.images[indices], self.device), self.size.channels)
             yield self.prepare(images.float() / 255), to_device(self.data.labels[indices], self.device)
 

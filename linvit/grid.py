@@ -156,7 +156,7 @@ def source_of(study: Study, name: str, size: str) -> Source:
         raise ConfigError(f"sources.{name}: no checkpoint of size {size!r}; it has {', '.join(sizes)}")
     entry = sizes[size]
     train = _training_of(study, entry, size) if entry.train else None
-    fields = entry.model_dump(exclude={"train"})
+    fields = entry.model_dump(exclude={"train", "mean", "std"})
     return Source(name=name, size=study.sizes[size], train=train, **fields)
 
 
@@ -179,16 +179,23 @@ def runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
     for dataset, size, variant, init, source, seed in product(*axes):
         entry = study.datasets[dataset]
         recipe = study.recipes[block.recipe or entry.recipe_for(size)]
+        used = _source_for(study, study.inits[init], source, size)
+        settings = _normalised(entry.settings(), study.sources[source][size]) if used else entry.settings()
         yield RunSpec(
-            dataset=entry.settings(),
-            size=_matched(study.sizes[size], entry),
+            dataset=settings,
+            size=_matched(study.sizes[size], settings),
             variant=study.variants[variant].settings(),
             init=_defined(study.inits[init], study.variants[variant], recipe),
-            source=_source_for(study, study.inits[init], source, size),
+            source=used,
             recipe=recipe,
             seed=seed,
             other_recipe=block.recipe is not None and block.recipe != entry.recipe_for(size),
         )
+
+
+def _normalised(dataset: Dataset, source: SourceEntry) -> Dataset:
+    """The data set with the statistics of the images that the source was trained on, where it names them."""
+    return dataset.model_copy(update={"mean": source.mean, "std": source.std}) if source.mean else dataset
 
 
 def _matched(size: Size, dataset: Dataset) -> Size:

@@ -38,7 +38,7 @@ def fill(path: Path, wanted: Mapping[Workload, RunSpec], *, batch_size: int | No
     lacking = [run for workload, run in wanted.items() if workload not in table.by_workload]
     log.info("%s: has %d of %d workloads", path, len(wanted) - len(lacking), len(wanted))
     for run in lacking:
-        asked = batch_size or run.recipe.micro_batch_size or run.recipe.batch_size
+        asked = batch_size or run.recipe.forward_size
         rows = (*table.rates, measure(run, asked, device))
         table = table.model_copy(update={"rates": rows, "date": _today()})
         write_rates(table, path)

@@ -10,7 +10,7 @@ import pytest
 from fakes import CONFIG
 
 from linvit.config import load_study
-from linvit.grid import expand
+from linvit.grid import evaluations, expand
 
 PAPER = expand(load_study(CONFIG), "paper")
 
@@ -54,6 +54,33 @@ DATASETS = {
     "pets": (37, 3_680, 3_669, 600, 100, {"tiny", "small"}),
 }
 
+IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+SYNSETS = "timm.data:_info/imagenet_synsets.txt"
+# The official splits, as torchvision names them. Flowers: its "val" has as many images as its "train".
+READERS = {
+    "imagenet": {"folder": "imagenet", "class_names": SYNSETS},
+    "cifar10": {"torchvision": "CIFAR10", "train": {"train": True}, "test": {"train": False}},
+    "cifar100": {"torchvision": "CIFAR100", "train": {"train": True}, "test": {"train": False}},
+    "stl10": {"torchvision": "STL10", "train": {"split": "train"}, "test": {"split": "test"}},
+    "food101": {"torchvision": "Food101", "train": {"split": "train"}, "test": {"split": "test"}},
+    "flowers102": {"torchvision": "Flowers102", "train": {"split": "train"}, "test": {"split": "test"}},
+    "pets": {"torchvision": "OxfordIIITPet", "train": {"split": "trainval"}, "test": {"split": "test"}},
+}
+# Table 2: sets, images, and the classes that they hold where it is not all.
+SHIFTED = {
+    "imagenet-a": (7_500, "timm.data:_info/imagenet_a_synsets.txt"),
+    "imagenet-r": (30_000, "timm.data:_info/imagenet_r_synsets.txt"),
+    "imagenet-sketch": (50_889, None),
+    "imagenet-v2": (10_000, None),
+}
+# Sec. 4.3: where the weights of Table 1 come from, besides DeiT's.
+SOURCES = {
+    "dino": {"timm": "vit_base_patch16_224.dino"},
+    "mae": {"timm": "vit_base_patch16_224.mae"},
+    "mocov3": {"path": "checkpoints/vit-b-300ep.pth.tar"},
+    "ibot": {"path": "checkpoints/checkpoint_teacher.pth"},
+}
+
 # Table C: both columns; what differs is below.
 RECIPE = {
     "lr": 2e-3,
@@ -66,6 +93,11 @@ RECIPE = {
     "color_jitter": 0.4,
     "eval_crop": 0.9,
     "distill_weight": 50.0,
+    # Not in the paper: timm's defaults, and the precision that the device has.
+    "crop_scale": (0.08, 1.0),
+    "crop_ratio": (3 / 4, 4 / 3),
+    "interpolation": "bicubic",
+    "precision": "auto",
     # Only random-resized crop, flip and colour jitter.
     "auto_augment": None,
     "mixup": 0.0,
@@ -142,6 +174,24 @@ def test_data_sets_and_schedules():
         assert {spec.size.name for spec in PAPER.values() if spec.dataset.name == name} == sizes
 
 
+def test_splits_and_statistics():
+    for dataset in (spec.dataset for spec in each(lambda spec: spec.dataset.model_dump_json())):
+        given = dataset.model_dump(exclude_none=True, exclude={"name", "classes", "train_size", "test_size"})
+        assert given == READERS[dataset.name] | IMAGENET_STATISTICS
+
+
+def test_sets_out_of_distribution():
+    found = evaluations(load_study(CONFIG), "paper").values()
+    assert {evaluation.dataset.name for evaluation in found} == set(SHIFTED)
+    for evaluation in found:
+        dataset = evaluation.dataset
+        assert (dataset.test_size, dataset.subset) == SHIFTED[dataset.name]
+        assert (dataset.test_of, dataset.classes, dataset.class_names) == ("imagenet", 1000, SYNSETS)
+    # ELU and TTT, Random and Copy of three seeds, and the source; each on all sets.
+    models = Counter(evaluation.run.name for evaluation in found)
+    assert (len(models), set(models.values())) == (13, {4})
+
+
 def test_recipe():
     for spec in each(lambda spec: (spec.dataset.name, spec.size.name, spec.recipe)):
         assert values(spec.recipe, RECIPE) == RECIPE
@@ -195,7 +245,7 @@ def test_sources_are_deits_of_the_same_size_but_for_table_1():
         if spec.source.name == "deit":
             assert spec.source.timm == f"deit_{spec.size.name}_patch16_224.fb_in1k"
             continue
-        assert spec.source.name in ("dino", "mocov3", "ibot", "mae")
+        assert spec.source.model_dump(include={"timm", "path"}, exclude_none=True) == SOURCES[spec.source.name]
         assert (spec.dataset.name, spec.size.name, spec.init.name) == ("imagenet", "base", "copy")
         assert spec.variant.name in ("elu", "relu", "mhla", "ttt")
 

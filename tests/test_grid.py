@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import CONFIG, RECIPE, STUDY, spec, store_source
 
 from linvit import sources
-from linvit.config import DISTANCES, ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, study_from
+from linvit.config import DISTANCES, ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, read_yaml, study_from
 from linvit.grid import RANDOM, RunSpec, Source, evaluations, expand, source_of, sources_of
 from linvit.run import build_student
 
@@ -621,3 +621,33 @@ def test_two_different_runs_under_one_name_are_refused():
     study = study.model_copy(update={"grids": {"x": (odd, odd)}, "recipes": Recipes()})
     with pytest.raises(ConfigError, match="two different runs would be named 'fashion-1k/mini/relu/random/none/seed0'"):
         expand(study, "x")
+
+
+def test_runs_from_a_source_of_other_statistics_see_images_normalised_by_those():
+    config = read_yaml(CONFIG)
+    own = {"mean": [0.5, 0.5, 0.5], "std": [0.4, 0.4, 0.4]}
+    config["sources"]["other"] = {"tiny": {"timm": "a_vit", **own}}
+    block = {"datasets": ["pets"], "sizes": ["tiny"], "variants": ["relu"], "inits": ["random", "copy"], "seeds": [0]}
+    runs = expand(study_from({**config, "grids": {"g": [block | {"sources": ["deit", "other"]}]}, "grid": "g"}))
+    statistics = {name: (spec.dataset.mean[0], spec.dataset.std[0]) for name, spec in runs.items()}
+    assert statistics == {
+        "pets/tiny/relu/random/none/seed0": (0.485, 0.229),
+        "pets/tiny/relu/copy/deit/seed0": (0.485, 0.229),
+        "pets/tiny/relu/copy/other/seed0": (0.5, 0.4),
+    }
+    assert "mean" not in json.loads(runs["pets/tiny/relu/copy/other/seed0"].source.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"mean": [0.5, 0.5, 0.5]}, "sources.other.tiny: mean and std go together"),
+        ({"mean": [0.5], "std": [0.5, 0.5]}, "sources.other.tiny: mean and std go together"),
+        ({"mean": [0.5], "std": [0.5]}, "sources.other.tiny.mean: needs a value for each of 3 channels"),
+    ],
+)
+def test_statistics_of_a_source_are_whole(entry, told):
+    config = read_yaml(CONFIG)
+    config["sources"]["other"] = {"tiny": {"timm": "a_vit", **entry}}
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        study_from(config)

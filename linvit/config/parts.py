@@ -332,6 +332,11 @@ class Recipe(Part):
     grad_checkpointing: bool = False
     """Whether blocks are computed again in the backward pass, which takes less memory and more time."""
 
+    @property
+    def forward_size(self) -> int:
+        """The most images in one forward pass, in training and in evaluation."""
+        return self.micro_batch_size or self.batch_size
+
     @model_validator(mode="after")
     def _is_ordered(self) -> "Recipe":
         if self.warmup_epochs >= self.epochs:
@@ -366,6 +371,15 @@ class SourceEntry(Part):
     path: Text | None = None
     train: TrainEntry | None = None
     sha256: Sha256 | None = None
+    mean: tuple[float, ...] | None = None
+    """With `std`, of the images it was trained on, where these are not the data sets' own: runs from it use them."""
+    std: tuple[PositiveFloat, ...] | None = None
+
+    @model_validator(mode="after")
+    def _has_both_statistics(self) -> "SourceEntry":
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("mean and std go together, with a value a channel each")
+        return self
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> "SourceEntry":

@@ -53,6 +53,8 @@ class Study(Part):
                 raise ValueError(f"sources.{name}: the name of runs without a source; choose another")
             for size, source in sizes.items():
                 _known(f"sources.{name}", size, self.sizes)
+                if source.mean and len(source.mean) != (channels := self.sizes[size].channels):
+                    raise ValueError(f"sources.{name}.{size}.mean: needs a value for each of {channels} channels")
                 if source.train:
                     self._check_trained_on(f"sources.{name}.{size}.train.dataset", source.train.dataset)
                     _known(f"sources.{name}.{size}.train.recipe", source.train.recipe, self.recipes)
