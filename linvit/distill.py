@@ -12,12 +12,21 @@ Each is added to the task's loss and each block sees the student's own tokens, a
 have a stage without a task's loss, in which each block sees the teacher's tokens.
 """
 
+from collections.abc import Callable
+from typing import Literal, Self
+
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from timm.models.vision_transformer import VisionTransformer
+from timm.utils.model import unwrap_model
 from torch import Tensor, nn
 
-from linvit.config import Distill, UserError
+from linvit.config import Distill, UserError, first_mistake
+from linvit.maps import map_of
+from linvit.vit import prefix_tokens
+
+Capture = Callable[[Tensor, Tensor], Tensor]
 
 EPS = 1e-6
 """What a map's entries count as at least in a cross-entropy: a linear attention's may be exactly zero."""
@@ -31,45 +40,79 @@ class AttentionDistillation:
     """The weighted loss between a student's attention and its teacher's, on the same images.
 
     Call it after the student's forward pass in training mode; it runs the teacher's, without its head.
-    A student without class token is matched on the patch tokens alone.
+    A student without class token is matched on the patch tokens alone. All blocks are matched, those of a hybrid that
+    kept their attention too: they see other tokens than the teacher's.
+
+        with AttentionDistillation(teacher, student) as distillation:
+            for images, labels in batches:
+                loss = criterion(student(images), labels) + distillation(images)
+
+    The student may be compiled, wrapped in DistributedDataParallel, under autocast and compute its blocks again in the
+    backward pass (`set_grad_checkpointing`). One that is compiled must not have run before, since what is compiled
+    without hooks goes on without them.
 
     Args:
-        teacher: A Softmax ViT; it is frozen and put in eval mode.
+        teacher: A timm ViT; it is frozen and put in eval mode.
         student: As deep and as wide as the teacher, on the same grid.
-        settings: What is matched ("output": the attention module's output, after its projection; "heads": what
-            enters the projection; "map": the attention map), by which distance (`mse`, `l2`, `cross_entropy`
-            below), the weight lambda, and whether blocks are averaged or summed.
+        target: What is matched. "output": the attention module's output, after its projection; "heads": what enters
+            the projection; "map": the attention map.
+        weight: lambda, by which the loss is multiplied.
+        distance: "mse", "l2" (for outputs) or "cross_entropy" (for maps), as below.
+        reduction: Whether blocks are averaged ("mean") or summed ("sum").
 
     Raises:
-        DistillError: models that differ in shape, or a weight that is missing.
+        DistillError: settings that are not defined, or models that differ in shape.
+        MapError: target "map" where an operator has none.
     """
 
-    def __init__(self, teacher: VisionTransformer, student: VisionTransformer, settings: Distill) -> None:
-        _check_alike(teacher, student, settings.target)
-        if settings.weight is None:
-            raise DistillError("a distillation loss needs a weight")
+    def __init__(
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        target: Literal["output", "heads", "map"] = "output",
+        weight: float = 50.0,
+        *,
+        distance: Literal["mse", "l2", "cross_entropy"] = "mse",
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        try:
+            Distill(target=target, weight=weight, distance=distance, reduction=reduction)
+        except ValidationError as error:
+            raise DistillError(f"attention distillation: {first_mistake(error, Distill)}") from None
+        teacher, student = unwrap_model(teacher), unwrap_model(student)
+        _check_alike(teacher, student, target)
         self.teacher = teacher.requires_grad_(False).eval()
-        self.weight = settings.weight
-        self.reduction = settings.reduction
-        self.distance = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}[settings.distance]
-        self.capture = {"output": _output, "heads": _input, "map": _map}[settings.target]
+        self.student = student
+        self.weight = weight
+        self.reduction = reduction
+        self.distance = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}[distance]
         # Tokens that only the teacher has come first; for maps they would also be keys.
         self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
-        self._listening = False
-        self._hooks = [student.register_forward_pre_hook(self._listen)]
-        self._hooks += [
-            _hooked(block.attn, settings.target).register_forward_hook(self._recorder(record))
+        self._passes = 0
+        heard = [  # all of it before the first hook: a map may be missing
+            (_hooked(block.attn, target), self._recorder(record, _capture(block.attn, target)))
             for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
             for block in vit.blocks
         ]
+        self._hooks = [student.register_forward_pre_hook(self._listen)]
+        self._hooks += [module.register_forward_hook(recorder) for module, recorder in heard]
+
+    @classmethod
+    def from_settings(cls, teacher: nn.Module, student: nn.Module, settings: Distill) -> Self:
+        """The loss of an initialisation, whose weight must be known."""
+        if settings.weight is None:
+            raise DistillError("a distillation loss needs a weight")
+        return cls(teacher, student, **settings.model_dump())
 
     def __call__(self, images: Tensor) -> Tensor:
         """lambda x L_distill for the images [B, 3, H, W] that the student has just seen; a scalar."""
-        of_student, self._listening = _emptied(self._of_student), False
-        if len(of_student) != len(self.teacher.blocks):
+        of_student, passes, self._passes = _emptied(self._of_student), self._passes, 0
+        if passes != 1 or len(of_student) != len(self.teacher.blocks):
             raise RuntimeError("run the student in training mode on these images first, once for each call")
+        if torch.is_grad_enabled() and not any(seen.requires_grad for seen in of_student) and _learns(self.student):
+            raise RuntimeError("the student's pass kept no graph: no_grad, or checkpointing with use_reentrant=True")
         self._of_teacher.clear()  # of passes that someone else made
         with torch.inference_mode():
             self.teacher.forward_features(images)
@@ -82,20 +125,28 @@ class AttentionDistillation:
         for hook in self._hooks:
             hook.remove()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
     def _wanted(self, recorded: Tensor) -> Tensor:
         """What the student should show; a copy, since autograd keeps no tensor of inference mode."""
         return recorded[:, self.extra_tokens :].to(torch.float32, copy=True)
 
     def _listen(self, student: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._listening = student.training
+        if student.training:
+            self._passes += 1
+            self._of_student.clear()  # of a pass that was not distilled
 
-    def _recorder(self, record: list[Tensor]):
+    def _recorder(self, record: list[Tensor], capture: Capture) -> Callable:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             # Evaluation passes of the student are nobody's business; the teacher is always in eval mode. A block that
             # checkpointing computes again must do all that it did, maps included, but has been heard already.
             if module.training or record is self._of_teacher:
-                seen = self.capture(module, inputs[0], output)
-                if self._listening or record is self._of_teacher:
+                seen = capture(inputs[0], output)
+                if self._passes or record is self._of_teacher:
                     record.append(seen)
 
         return hook
@@ -122,16 +173,16 @@ def _hooked(attn: nn.Module, target: str) -> nn.Module:
     return attn.proj if target == "heads" else attn
 
 
-def _output(attn: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-    return output
+def _capture(attn: nn.Module, target: str) -> Capture:
+    """The target, of what the hooked module takes and gives."""
+    if target == "map":
+        of_tokens = map_of(attn)
+        return lambda tokens, _: of_tokens(tokens)
+    return (lambda taken, _: taken) if target == "heads" else (lambda _, given: given)
 
 
-def _input(proj: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-    return x
-
-
-def _map(attn: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-    return attn.attention_map(x)
+def _learns(student: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in student.parameters())
 
 
 def _emptied(record: list[Tensor]) -> list[Tensor]:
@@ -141,23 +192,29 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
     return recorded
 
 
-def _check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
+def _check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
+    for vit in (teacher, student):
+        if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
+            raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")
     alike = {
-        "blocks": (len(teacher.blocks), len(student.blocks)),
-        "width": (teacher.embed_dim, student.embed_dim),
-        "grid": (teacher.patch_embed.grid_size, student.patch_embed.grid_size),
+        "blocks": [(len(teacher.blocks), len(student.blocks))],
+        "width": [(teacher.embed_dim, student.embed_dim)],
+        "grid": [(teacher.patch_embed.grid_size, student.patch_embed.grid_size)],
     }
+    attentions = [(t.attn, s.attn) for t, s in zip(teacher.blocks, student.blocks, strict=False)]
     if target != "output":
-        alike["heads"] = (teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads)
+        alike["heads"] = [(t.num_heads, s.num_heads) for t, s in attentions]
     if target == "heads":
-        widths = tuple(vit.blocks[0].attn.proj.in_features for vit in (teacher, student))
-        alike["the output projection's input width"] = widths
+        alike["the output projection's input width"] = [(t.proj.in_features, s.proj.in_features) for t, s in attentions]
     if target == "map":
-        alike["prefix tokens"] = (teacher.num_prefix_tokens, student.num_prefix_tokens)
-    for what, (of_teacher, of_student) in alike.items():
-        if of_teacher != of_student:
-            raise DistillError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
-    if student.num_prefix_tokens > teacher.num_prefix_tokens:
+        alike["prefix tokens"] = [(teacher.num_prefix_tokens, student.num_prefix_tokens)]
+    for what, pairs in alike.items():
+        for of_teacher, of_student in pairs:
+            if of_teacher != of_student:
+                raise DistillError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
+    of_teacher, of_student = (prefix_tokens(dict(vit.named_parameters())) for vit in (teacher, student))
+    if of_student and of_student != of_teacher:
+        teachers = ", ".join(of_teacher) or "none"
         raise DistillError(
-            f"the student has {student.num_prefix_tokens} prefix tokens, the teacher only {teacher.num_prefix_tokens}"
+            f"the student has the tokens {', '.join(of_student)}, the teacher {teachers}; allowed: the same, or none"
         )

@@ -151,7 +151,7 @@ def build_student(spec: RunSpec, weights: sources.Weights | None) -> VisionTrans
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.stream("model"))
         student = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes, drop_path=spec.recipe.drop_path)
-    return initialize(student, spec.init, weights, spec.stream("analytic"))
+    return initialize(student, weights, spec.init, seed=spec.stream("analytic"))
 
 
 def build_distillation(
@@ -162,7 +162,7 @@ def build_distillation(
         return None
     teacher = build_vit(spec.size, num_classes=0)
     CopyWeights(weights, BACKBONE)(teacher)
-    return AttentionDistillation(teacher.to(student.head.weight.device), student, spec.init.distill)
+    return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
 def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:

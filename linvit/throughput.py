@@ -79,7 +79,7 @@ def _distillation(run: RunSpec, student: VisionTransformer) -> AttentionDistilla
     if run.init.distill is None:
         return None
     teacher = build_vit(run.size, num_classes=0)
-    return AttentionDistillation(teacher.to(student.head.weight.device), student, run.init.distill)
+    return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, run.init.distill)
 
 
 def _made_up(run: RunSpec, n: int) -> Images:

@@ -1,21 +1,25 @@
 """timm's `VisionTransformer`, unmodified, with its attention swapped for an operator."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
 import torch
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
-from linvit.attention import GeometryError
-from linvit.config import ConfigError, Size, Variant, reason_of, resolve_class
+from linvit.attention.replace import replacement
+from linvit.catalogue import VARIANTS, named
+from linvit.config import ConfigError, Size, Variant, resolve_class
 from linvit.grid import SOFTMAX
+
+ViT = TypeVar("ViT", bound=VisionTransformer)
 
 
 def build_vit(size: Size, variant: Variant = SOFTMAX, *, num_classes: int, drop_path: float = 0.0) -> VisionTransformer:
-    """A freshly initialised ViT of this size with the variant's skeleton and attention (paper, Table A).
-
-    The final norm stays before pooling whatever the pool, so that its name is the Softmax ViT's.
-    """
-    vit = VisionTransformer(
+    """A freshly initialised ViT of this size with the variant's skeleton and attention (paper, Table A)."""
+    return variant_vit(
+        variant,
         img_size=size.image_size,
         patch_size=size.patch_size,
         in_chans=size.channels,
@@ -23,54 +27,63 @@ def build_vit(size: Size, variant: Variant = SOFTMAX, *, num_classes: int, drop_
         embed_dim=size.dim,
         depth=size.depth,
         num_heads=size.heads,
-        class_token=variant.class_token,
-        global_pool=variant.pool,
-        fc_norm=False,
         drop_path_rate=drop_path,
     )
+
+
+def variant_vit(variant: Variant, **options: Any) -> VisionTransformer:
+    """timm's ViT with a variant's skeleton and attention; `options` are timm's, and may change the skeleton.
+
+    The final norm stays before pooling whatever the pool, so that its name is the Softmax ViT's.
+    """
+    skeleton = {"class_token": variant.class_token, "global_pool": variant.pool, "fc_norm": False}
+    vit = VisionTransformer(**(skeleton | options))
     if variant.positions == "sincos":
         fix_positions(vit)
     return linearize(vit, variant)
 
 
-def linearize(vit: VisionTransformer, variant: Variant) -> VisionTransformer:
-    """Swap every block's attention for the variant's operator, freshly initialised, in place.
+def linearize(model: ViT, variant: str | type | Variant, *, blocks: Iterable[int] | None = None) -> ViT:
+    """Swap the attention of a ViT's blocks for an operator, freshly initialised, in place.
+
+    Everything else of the model stays: its weights, class and register tokens, positions, LayerScale, pooling, heads.
+    Norms of queries and keys (`qk_norm`) go over to operators that apply them, at their start.
+
+    Args:
+        model: A timm `VisionTransformer` or a subclass, such as a distilled DeiT; of any weights.
+        variant: A name of the catalogue ("elu", "relu", "inline", "mhla", "ttt", "softmax"), a `Variant`, an operator
+            class, or its `package.module:Class`.
+        blocks: The blocks to change, negative ones from the end; all by default. The others keep their attention.
+
+    Returns:
+        The model itself.
 
     Raises:
-        ConfigError: the target is not an attention with the operators' constructor.
-        GeometryError: the operator does not work on this ViT's grid or prefix tokens; the ViT is untouched.
+        ConfigError: no such variant or block, a model of another kind, or a target that is no operator.
+        GeometryError: the operator does not work on this ViT's grid or prefix tokens, or would drop a part of its
+            attention. After any error the model is as it was.
     """
-    operator = resolve_class(variant.target)
+    if not isinstance(model, VisionTransformer):
+        raise ConfigError(
+            f"a {type(model).__name__} cannot be linearised; allowed: timm's VisionTransformer and its subclasses, "
+            "without a wrapper"
+        )
+    variant, operator = _resolved(variant)
     if not (isinstance(operator, type) and issubclass(operator, nn.Module)):
         raise ConfigError(
             f"variants.{variant.name}: {variant.target} is no class of modules; allowed: a torch.nn.Module"
         )
-    attentions = [_operator_for(vit, block, operator, variant) for block in vit.blocks]
-    for block, attention in zip(vit.blocks, attentions, strict=True):
+    attentions = {index: replacement(model, index, operator, variant) for index in _chosen(blocks, len(model.blocks))}
+    for index, attention in attentions.items():
+        block = model.blocks[index]
         block.attn = attention.train(block.attn.training)
-    return vit
+    return model
 
 
-def _operator_for(vit: VisionTransformer, block: nn.Module, operator: type, variant: Variant) -> nn.Module:
-    old = block.attn
-    for option in ("q_norm", "k_norm", "norm"):
-        if not isinstance(getattr(old, option, nn.Identity()), nn.Identity):
-            raise GeometryError(f"variant {variant.name!r}: a ViT with attention.{option} cannot be linearised")
-    try:
-        return operator(
-            vit.embed_dim,
-            old.num_heads,
-            grid_size=vit.patch_embed.grid_size,
-            num_prefix_tokens=vit.num_prefix_tokens,
-            qkv_bias=old.qkv.bias is not None,
-            **variant.kwargs,
-        ).to(old.qkv.weight)
-    except GeometryError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"variants.{variant.name}: {variant.target} refused its arguments: {reason_of(error)}"
-        ) from error
+def prefix_tokens(parameters: Mapping[str, Tensor]) -> list[str]:
+    """The tokens before a ViT's patches, in order, by the parameters that they are of: `cls_token[0]`, ..."""
+    names = ("cls_token", "dist_token", "reg_token")
+    return [f"{name}[{i}]" for name in names if name in parameters for i in range(parameters[name].shape[1])]
 
 
 def fix_positions(vit: VisionTransformer) -> None:
@@ -78,3 +91,29 @@ def fix_positions(vit: VisionTransformer) -> None:
     table = build_sincos2d_pos_embed(vit.patch_embed.grid_size, dim=vit.embed_dim)
     prefix = torch.zeros(vit.pos_embed.shape[1] - len(table), vit.embed_dim)
     vit.pos_embed = nn.Parameter(torch.cat([prefix, table])[None], requires_grad=False)
+
+
+def _resolved(variant: str | type | Variant) -> tuple[Variant, type]:
+    """A variant and its operator's class."""
+    if isinstance(variant, type):
+        return Variant.model_construct(
+            name=variant.__name__, target=f"{variant.__module__}:{variant.__name__}"
+        ), variant
+    if isinstance(variant, str):
+        outside = ":" in variant
+        variant = (
+            Variant.model_construct(name=variant, target=variant) if outside else named(VARIANTS, variant, "variant")
+        )
+    return variant, resolve_class(variant.target)
+
+
+def _chosen(blocks: Iterable[int] | None, depth: int) -> list[int]:
+    """Indices from 0, each once, in order."""
+    if blocks is None:
+        return list(range(depth))
+    for block in (blocks := list(blocks)):
+        if not isinstance(block, int) or isinstance(block, bool) or not -depth <= block < depth:
+            raise ConfigError(
+                f"blocks: {block!r} is none of the model's; allowed: whole numbers, {-depth} to {depth - 1}"
+            )
+    return sorted({block % depth for block in blocks})

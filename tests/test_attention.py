@@ -282,7 +282,7 @@ def test_masks_are_refused(name):
 
 
 @pytest.mark.parametrize("change", [-1, 1, 8])
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", ["inline_local", *ON_A_GRID])
 def test_a_wrong_number_of_tokens_is_refused(name, change):
     operator = models.operator(name, (2, 4))
     prefix = operator.num_prefix_tokens

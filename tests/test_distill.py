@@ -26,7 +26,7 @@ def pair(variant: str, **changes) -> tuple[VisionTransformer, VisionTransformer]
 
 def loss_of(teacher: VisionTransformer, student: VisionTransformer, x: Tensor, **settings) -> Tensor:
     """The loss right after the student's pass."""
-    distillation = AttentionDistillation(teacher, student, Distill(**{"weight": 1.0, **settings}))
+    distillation = AttentionDistillation.from_settings(teacher, student, Distill(**{"weight": 1.0, **settings}))
     student.train()(x)
     loss = distillation(x)
     distillation.remove()
@@ -219,7 +219,9 @@ def test_gradients_reach_every_attention_of_the_student_and_nothing_of_the_teach
 def test_gradient_agrees_with_finite_differences(target, distance, parameter):
     teacher, student = pair("elu")  # smooth, unlike relu
     x = models.images()
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target, distance=distance))
+    distillation = AttentionDistillation.from_settings(
+        teacher, student, Distill(weight=1.0, target=target, distance=distance)
+    )
     value = student.train().get_parameter(parameter)
 
     def loss() -> Tensor:
@@ -240,7 +242,7 @@ def test_gradient_agrees_with_finite_differences(target, distance, parameter):
 
 def test_the_teacher_runs_once_a_call_and_its_head_never():
     teacher, student = pair("relu")
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+    distillation = AttentionDistillation(teacher, student, weight=1.0)
     passes, heads, students = (count_calls(m) for m in (teacher.patch_embed, teacher.head, student.patch_embed))
     for call in (1, 2, 3):
         student.train()(models.images(seed=call))
@@ -250,7 +252,7 @@ def test_the_teacher_runs_once_a_call_and_its_head_never():
 
 def test_each_call_is_of_its_own_images():
     teacher, student = pair("ttt")
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+    distillation = AttentionDistillation(teacher, student, weight=1.0)
     student.train()
     losses = []
     for seed in (1, 2, 1):
@@ -261,7 +263,7 @@ def test_each_call_is_of_its_own_images():
 
 def test_evaluation_passes_of_the_student_are_not_recorded():
     teacher, student = pair("relu")
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+    distillation = AttentionDistillation(teacher, student, weight=1.0)
     x = models.images()
     student.train()(x)
     expected = distillation(x).item()
@@ -276,7 +278,7 @@ def test_a_call_without_exactly_one_training_pass_is_an_error_that_passes(passes
     teacher, student = pair("relu")
     x = models.images()
     expected = loss_of(teacher, student, x).item()
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+    distillation = AttentionDistillation(teacher, student, weight=1.0)
     for _ in range({"none": 0, "evaluation": 1, "two": 2}[passes]):
         student.train(passes == "two")(x)
     with pytest.raises(RuntimeError, match="student in training mode"):
@@ -290,7 +292,7 @@ def test_a_call_without_exactly_one_training_pass_is_an_error_that_passes(passes
 def test_remove_leaves_both_models_as_they_were(target):
     teacher, student = pair("relu")
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target))
+    distillation = AttentionDistillation(teacher, student, weight=1.0, target=target)
     assert all(sum(len(m._forward_hooks) for m in vit.modules()) == len(vit.blocks) for vit in (teacher, student))
     distillation.remove()
     assert not any(module._forward_hooks for vit in (teacher, student) for module in vit.modules())
@@ -307,20 +309,20 @@ def test_remove_leaves_both_models_as_they_were(target):
 @pytest.mark.parametrize("target", DISTANCES)
 def test_models_that_differ_in_shape_are_refused(changes, word, target):
     with pytest.raises(ValueError, match=f"teacher and student differ in {word}"):
-        AttentionDistillation(*pair("relu", **changes), Distill(weight=1.0, target=target))
+        AttentionDistillation(*pair("relu", **changes), weight=1.0, target=target)
 
 
 @pytest.mark.parametrize("target", ["heads", "map"])
 def test_heads_of_another_number_are_refused(target):
     # One head's map would be broadcast over the teacher's two.
     with pytest.raises(ValueError, match="teacher and student differ in heads: 2 and 1"):
-        AttentionDistillation(*pair("relu", heads=1), Distill(weight=1.0, target=target))
+        AttentionDistillation(*pair("relu", heads=1), weight=1.0, target=target)
 
 
 def test_head_outputs_beside_others_are_refused():
     # The projection of ttt takes the convolution's output too: one head's width more.
     with pytest.raises(ValueError, match="differ in the output projection's input width: 16 and 24"):
-        AttentionDistillation(*pair("ttt"), Distill(weight=1.0, target="heads"))
+        AttentionDistillation(*pair("ttt"), weight=1.0, target="heads")
 
 
 def test_outputs_of_differently_many_heads_are_matched():
@@ -330,19 +332,19 @@ def test_outputs_of_differently_many_heads_are_matched():
 
 def test_maps_of_different_tokens_are_refused():
     with pytest.raises(ValueError, match="prefix tokens"):
-        AttentionDistillation(*pair("mhla"), Distill(weight=1.0, target="map"))
+        AttentionDistillation(*pair("mhla"), weight=1.0, target="map")
 
 
 def test_a_teacher_without_the_students_class_token_is_refused():
     # There is nothing to match that token with, and the teacher's last token must not stand for all.
     variant = models.STUDY.variants["softmax"].model_copy(update={"class_token": False, "pool": "avg"})
     with pytest.raises(ValueError, match="token"):
-        AttentionDistillation(models.student(variant), models.student("relu"), Distill(weight=1.0))
+        AttentionDistillation(models.student(variant), models.student("relu"), weight=1.0)
 
 
 def test_a_loss_without_weight_is_refused():
     with pytest.raises(ValueError, match="weight"):
-        AttentionDistillation(*pair("relu"), Distill())
+        AttentionDistillation.from_settings(*pair("relu"), Distill())
 
 
 @pytest.mark.parametrize(("target", "distance"), LOSSES)
@@ -368,7 +370,9 @@ def test_blocks_that_are_computed_again_change_no_gradient_and_are_heard_once(va
         student = models.student(variant, drop_path=0.3)
         student.set_grad_checkpointing(again)
         calls = count_calls(student.blocks[0].attn.qkv)
-        distillation = AttentionDistillation(teacher, student, Distill(weight=1.0, target=target, distance=distance))
+        distillation = AttentionDistillation.from_settings(
+            teacher, student, Distill(weight=1.0, target=target, distance=distance)
+        )
         torch.manual_seed(0)
         for step in (1, 2):
             x = models.images(seed=step)
@@ -383,7 +387,7 @@ def test_a_compiled_student_is_heard_and_has_the_same_gradients():
     gradients = []
     for compiled in (False, True):
         teacher, student = pair("relu")
-        distillation = AttentionDistillation(teacher, student, Distill(weight=1.0))
+        distillation = AttentionDistillation(teacher, student, weight=1.0)
         model = torch.compile(student, backend="aot_eager", dynamic=False) if compiled else student
         for seed in (1, 2):
             x = models.images(seed=seed)

@@ -35,7 +35,7 @@ from tiny import (
 from torch import nn
 
 from linvit import fit as fitting
-from linvit.config import Distill, Recipe
+from linvit.config import Recipe
 from linvit.data import training_batches
 from linvit.datasets import Images
 from linvit.distill import AttentionDistillation
@@ -295,7 +295,7 @@ def test_no_step_waits_for_the_device(monkeypatch, variant, distilled, mixed):
     batches = training_batches(data, dataset("unused"), recipe, SIZE, STREAM, device=device)
     model = tiny_vit(variant, drop_path=0.2).to(device)
     teacher = build_vit(SIZE, num_classes=0).to(device)
-    auxiliary = AttentionDistillation(teacher, model, Distill(weight=1.0)) if distilled else None
+    auxiliary = AttentionDistillation(teacher, model, weight=1.0) if distilled else None
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe))
     loop = Loop(model.train(), batches, recipe, STREAM, optimizer, mixing(recipe, CLASSES), auxiliary)
     steps = [loop.step(1, step, *batch) for step, batch in enumerate(batches.epoch(1))]

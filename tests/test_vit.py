@@ -211,14 +211,3 @@ def test_a_vit_that_cannot_be_linearised_is_left_untouched(variant):
     with pytest.raises(GeometryError):
         linearize(vit, variant)
     assert_untouched(vit, before)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"), [({"qk_norm": True}, "q_norm"), ({"scale_attn_norm": True}, r"attention\.norm")]
-)
-def test_a_vit_whose_attention_has_norms_of_its_own_is_refused(options, word):
-    vit = models.on_grid(None, GRID, **options)
-    before = dict(vit.named_modules())
-    with pytest.raises(GeometryError, match=rf"'relu'.*{word}"):
-        linearize(vit, VARIANTS["relu"])
-    assert_untouched(vit, before)

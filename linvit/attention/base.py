@@ -28,6 +28,10 @@ class Attention(nn.Module):
 
     own_parameters: tuple[str, ...] = ()
     """Names of the parameters (or their modules) with no counterpart in Softmax attention."""
+    needs_grid: bool = True
+    """Whether tokens must be as many as the grid's and the prefix; without it, images of any size will do."""
+    takes_qk_norm: bool = False
+    """Whether `heads` applies `q_norm` and `k_norm`, a ViT's norms of each head's queries and keys [..., d]."""
 
     def __init__(
         self,
@@ -47,6 +51,8 @@ class Attention(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
         self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = linear(dim, dim)
+        if self.takes_qk_norm:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Route values between tokens: three [B, H, N, d] -> [B, H, N, d]."""
@@ -59,22 +65,22 @@ class Attention(nn.Module):
         return self.proj(self.merge(out).to(x.dtype))
 
     def check(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
-        """Refuse what no operator here defines: masks, and a number of tokens that is not the grid's."""
+        """Refuse masks, which no operator here defines, and, where the grid matters, another number of tokens."""
         name = type(self).__name__
         if attn_mask is not None or is_causal:
             raise ValueError(f"{name} attends to all tokens; attn_mask and is_causal are not supported")
         rows, columns = self.grid_size
         expected = self.num_prefix_tokens + rows * columns
-        if x.shape[1] != expected:
+        if self.needs_grid and x.shape[1] != expected:
             raise GeometryError(
                 f"{name} got {x.shape[1]} tokens, expected {expected}: "
                 f"{self.num_prefix_tokens} prefix and a {rows}x{columns} grid"
             )
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, N, 3C] -> three [B, H, N, d], contiguous."""
-        q, k, v = qkv.chunk(3, dim=-1)
-        return self.split(q), self.split(k), self.split(v)
+        """[B, N, 3C] -> three [B, H, N, d], contiguous; queries and keys normed where a ViT has norms for them."""
+        q, k, v = (self.split(part) for part in qkv.chunk(3, dim=-1))
+        return (self.q_norm(q), self.k_norm(k), v) if self.takes_qk_norm else (q, k, v)
 
     def split(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B, H, N, d], contiguous: every product would copy a strided view again."""
@@ -102,7 +108,7 @@ class Attention(nn.Module):
 
 def is_own(name: str, attention: nn.Module) -> bool:
     """Whether an attention declares the parameter of this name, or the module it is in, its own."""
-    return any(f"{name}.".startswith(f"{own}.") for own in attention.own_parameters)
+    return any(f"{name}.".startswith(f"{own}.") for own in getattr(attention, "own_parameters", ()))
 
 
 def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:

@@ -20,8 +20,10 @@ class InlineAttention(Attention):
         super().__init__(dim, num_heads, **skeleton)
         self.scale = self.head_dim**-0.5
         self.local = LocalKernel(dim, num_heads) if local_residual else None
+        self.needs_grid = local_residual
 
     own_parameters = ("local",)
+    takes_qk_norm = True
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q, k, v) as (q, k, v):

@@ -15,6 +15,9 @@ EPS = 1e-6  # added to the normaliser, as in the original library
 class KernelAttention(Attention):
     """Linear attention with a non-negative feature map `phi`, [..., d] -> [..., d]."""
 
+    needs_grid = False
+    takes_qk_norm = True
+
     @staticmethod
     def phi(x: Tensor) -> Tensor:
         raise NotImplementedError

@@ -13,6 +13,8 @@ class SoftmaxAttention(timm.layers.Attention):
     """softmax(q k^T / sqrt(d)) v, computed by timm (fused where the hardware has it)."""
 
     own_parameters: tuple[str, ...] = ()
+    needs_grid = False
+    takes_qk_norm = True
 
     def __init__(
         self,

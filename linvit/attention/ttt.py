@@ -108,4 +108,5 @@ class _Correlation(torch.autograd.Function):
 
 def convolved(images: Tensor, kernels: Tensor) -> Tensor:
     """Each of the images [n, 1, h, w] with its kernel of [n, 1, 3, 3], on padding 1."""
-    return F.conv2d(images.transpose(0, 1), kernels, padding=1, groups=len(images)).transpose(0, 1)
+    # Their number by the shape: len() would fix the batch of an exported program.
+    return F.conv2d(images.transpose(0, 1), kernels, padding=1, groups=images.shape[0]).transpose(0, 1)

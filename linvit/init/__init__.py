@@ -4,19 +4,42 @@ from collections.abc import Callable
 
 from timm.models.vision_transformer import VisionTransformer
 
+from linvit.catalogue import INITS, named
 from linvit.config import Init
-from linvit.init.analytic import Impulse, Mimetic
+from linvit.init.analytic import AnalyticError, Impulse, Mimetic
 from linvit.init.copy import CopyError, CopyWeights
 from linvit.sources import Weights
 
-__all__ = ["CopyError", "CopyWeights", "Impulse", "Mimetic", "initialize", "steps"]
+__all__ = ["AnalyticError", "CopyError", "CopyWeights", "Impulse", "Mimetic", "initialize", "steps"]
 
 Step = Callable[[VisionTransformer], None]
 
 
-def initialize(student: VisionTransformer, init: Init, weights: Weights | None, seed: int) -> VisionTransformer:
-    """Apply an initialisation to a student that already has its random start, in place."""
-    for step in steps(init, weights, seed):
+def initialize(
+    student: VisionTransformer, teacher: VisionTransformer | Weights | None, strategy: str | Init, *, seed: int = 0
+) -> VisionTransformer:
+    """Give a student its start from a pre-trained Softmax ViT, in place (paper, Table A).
+
+    What the strategy does not name stays as it is: for the paper's initialisations the student is freshly built, with
+    its random start, and not a copy of the teacher.
+
+    Args:
+        student: A ViT, linearised in all its blocks or in some.
+        teacher: The ViT to copy from, of the student's width and depth, or its weights; None where nothing is copied.
+        strategy: "random", "copy" (the attention), "mlpcopy", "fullcopy" (all but the classifier), "mimetic",
+            "impulse", or an `Init` of other groups of weights.
+        seed: Of what "mimetic" and "impulse" draw.
+
+    Returns:
+        The student itself.
+
+    Raises:
+        ConfigError: no such strategy.
+        CopyError: a parameter that is neither copied nor excused, named; nothing has been copied then.
+        AnalyticError: "mimetic" or "impulse" for an operator or positions that they are not defined for.
+    """
+    init = named(INITS, strategy, "strategy") if isinstance(strategy, str) else strategy
+    for step in steps(init, _weights_of(teacher), seed):
         step(student)
     return student
 
@@ -31,3 +54,10 @@ def steps(init: Init, weights: Weights | None, seed: int) -> list[Step]:
     if init.analytic:  # after the copies: Impulse is solved for the positions that the student ends up with
         chosen.append({"mimetic": Mimetic, "impulse": Impulse}[init.analytic](seed))
     return chosen
+
+
+def _weights_of(teacher: VisionTransformer | Weights | None) -> Weights | None:
+    if not isinstance(teacher, VisionTransformer):
+        return teacher
+    tensors = {name: parameter.detach() for name, parameter in teacher.named_parameters()}
+    return Weights(tensors, teacher.patch_embed.grid_size)

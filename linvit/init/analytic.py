@@ -8,10 +8,16 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from linvit.config import UserError
+
 KERNEL_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)  # cells of a 3x3 kernel, row-major, in the order heads take them
 POSITION_SCALE = 18.0
 ATTENTION_NORM = 7.0
 TARGET_LOGIT = 1000.0
+
+
+class AnalyticError(UserError):
+    """An operator, or positions, that an analytic start is not defined for."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Mimetic:
 
     @torch.no_grad()
     def __call__(self, student: VisionTransformer) -> None:
+        _check_projections(student)
         generator = torch.Generator().manual_seed(self.seed)
         for block in student.blocks:
             heads = [factors(noisy_identity(block.attn, 0.7, 0.7, generator), _d(block)) for _ in range(_h(block))]
@@ -44,6 +51,9 @@ class Impulse:
 
     @torch.no_grad()
     def __call__(self, student: VisionTransformer) -> None:
+        _check_projections(student)
+        if student.pos_embed is None:
+            raise AnalyticError("impulse is solved for a ViT's positions, and this one has no pos_embed")
         generator = torch.Generator().manual_seed(self.seed)
         positions = student.pos_embed[0, -student.patch_embed.num_patches :]
         if student.pos_embed.requires_grad:
@@ -90,7 +100,8 @@ def set_value_proj(attn: nn.Module, generator: torch.Generator) -> None:
     proj, value = factors(noisy_identity(attn, 0.4, -0.4, generator), C)
     attn.qkv.weight[2 * C :] = value.to(attn.qkv.weight)
     attn.proj.weight.copy_(proj.mT)
-    attn.proj.bias.zero_()
+    if attn.proj.bias is not None:
+        attn.proj.bias.zero_()
 
 
 def truncated_pinv(P: Tensor, rank: int) -> Tensor:
@@ -115,6 +126,17 @@ def impulse_logits(grid_size: tuple[int, int], head: int, generator: torch.Gener
     inside = (key_rows >= 0) & (key_rows < h) & (key_columns >= 0) & (key_columns < w)
     logits[(rows * w + columns)[inside], (key_rows * w + key_columns)[inside]] = TARGET_LOGIT
     return logits
+
+
+def _check_projections(student: VisionTransformer) -> None:
+    """Both starts shape a product of queries and keys, and one of values and output projection."""
+    C = student.embed_dim
+    for index, block in enumerate(student.blocks):
+        if (block.attn.qkv.weight.shape, block.attn.proj.weight.shape) != ((3 * C, C), (C, C)):
+            raise AnalyticError(
+                f"blocks.{index}.attn: analytic starts need projections of queries, keys, values and heads alone; "
+                f"{type(block.attn).__name__} has others"
+            )
 
 
 def _h(block: nn.Module) -> int:

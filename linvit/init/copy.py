@@ -1,28 +1,31 @@
 """Copying groups of weights from a Softmax ViT, with every parameter accounted for.
 
-Paper, Sec. B.2 and Table A: attention is qkv and proj, MLPs are fc1 and fc2; the norms go with neither.
+Paper, Sec. B.2 and Table A: attention is qkv and proj, MLPs are fc1 and fc2; the norms go with neither. What the
+paper's ViTs lack is in the group whose place it has: norms of queries and keys in `attention`; LayerScale, norms of
+embeddings and of pooled features in `norms`; register and distillation tokens, and an attention that pools in place of
+a token, in `class_token`; the distillation token's classifier in `head`.
 """
 
 import re
 from dataclasses import dataclass
 
+import timm.layers
 import torch
-from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from linvit.attention import is_own
-from linvit.config import UserError
+from linvit.init.positions import CopyError, resampled_positions
 from linvit.sources import Weights
 
 GROUPS = {
     "attention": r"blocks\.\d+\.attn\.",
     "mlp": r"blocks\.\d+\.mlp\.",
-    "norms": r"(blocks\.\d+\.norm[12]|norm)\.",
+    "norms": r"(blocks\.\d+\.(norm[12]|ls[12])|norm|norm_pre|fc_norm)\.",
     "patch_embed": r"patch_embed\.",
-    "class_token": r"cls_token$",
+    "class_token": r"((cls|dist|reg)_token$|attn_pool\.)",
     "positions": r"pos_embed$",
-    "head": r"head\.",
+    "head": r"head(_dist)?\.",
 }
 BACKBONE = frozenset(GROUPS) - {"head"}
 HINTS = {
@@ -32,15 +35,12 @@ HINTS = {
 """What to do about a parameter that the source lacks, by group."""
 
 
-class CopyError(UserError):
-    """A parameter that a copy can neither fill nor excuse."""
-
-
 @dataclass(frozen=True)
 class CopyWeights:
     """Copy whole groups from a source; a parameter of a named group is copied, excused by name, or an error.
 
-    Excused are the operator's `own_parameters`, fixed positions, and a class token that the student lacks.
+    Excused are the operator's `own_parameters`, fixed positions, and tokens or a pooling attention that the student
+    lacks.
     """
 
     weights: Weights
@@ -84,12 +84,10 @@ def targets_of(student: VisionTransformer) -> dict[str, Tensor]:
         CopyError: an attention parameter that is neither in the operator's Softmax view nor declared its own.
     """
     targets = {name: p for name, p in student.named_parameters() if group_of(name) != "attention"}
-    if not student.pos_embed.requires_grad:
-        del targets["pos_embed"]  # fixed positions are the variant's own
+    if _fixes_positions(student):
+        del targets["pos_embed"]  # they are the variant's own
     for index, block in enumerate(student.blocks):
-        if not hasattr(block.attn, "softmax_view"):
-            raise CopyError(f"{type(block.attn).__name__} has no softmax_view(), so nothing can be copied into it")
-        view = block.attn.softmax_view()
+        view = _softmax_view(block.attn)
         for name, _ in block.attn.named_parameters():
             if name not in view and not is_own(name, block.attn):
                 raise CopyError(f"blocks.{index}.attn.{name}: neither in softmax_view() nor in own_parameters")
@@ -105,23 +103,27 @@ def group_of(name: str) -> str:
     raise CopyError(f"{name}: belongs to no group of weights; groups: {', '.join(GROUPS)}")
 
 
-def resampled_positions(weights: Weights, student: VisionTransformer) -> Tensor:
-    """The source's positions on the student's grid, [1, p + h w, C], as timm resamples them."""
-    positions = resample_abs_pos_embed(
-        weights.tensors["pos_embed"],
-        new_size=list(student.patch_embed.grid_size),
-        old_size=list(weights.grid_size),
-        num_prefix_tokens=1,
-    )
-    return positions if student.has_class_token else positions[:, 1:]
+def _softmax_view(attention: nn.Module) -> dict[str, Tensor]:
+    """What Softmax weights can fill of an operator, or of the attention that a hybrid keeps."""
+    if type(attention) is timm.layers.Attention:
+        return dict(attention.named_parameters())
+    if not hasattr(attention, "softmax_view"):
+        raise CopyError(f"{type(attention).__name__} has no softmax_view(), so nothing can be copied into it")
+    return attention.softmax_view()
+
+
+def _fixes_positions(student: VisionTransformer) -> bool:
+    return student.pos_embed is not None and not student.pos_embed.requires_grad
 
 
 def _lacks(student: VisionTransformer, name: str) -> bool:
     """Whether the student is built without the part that a Softmax parameter belongs to."""
-    if name == "cls_token":
-        return not student.has_class_token
     if name == "pos_embed":
-        return not student.pos_embed.requires_grad
+        return _fixes_positions(student)
+    if group_of(name) == "class_token":
+        part = name.partition(".")[0]
+        return getattr(student, part, None) is None
     if group_of(name) == "attention":
-        return is_own(name.split(".attn.")[1], student.blocks[0].attn)
+        _, index, _, parameter = name.split(".", 3)
+        return int(index) < len(student.blocks) and is_own(parameter, student.blocks[int(index)].attn)
     return False
