@@ -55,7 +55,8 @@ def _missing(target: str, path: Iterable[str]) -> str | None:
     words = set(_words(tree))
     if name in words or DYNAMIC & words:
         return None
-    classes = [statement.name for statement in tree.body if isinstance(statement, ast.ClassDef)]
+    defined = [statement.name for statement in tree.body if isinstance(statement, ast.ClassDef)]
+    classes = [name for name in defined if not name.startswith("_")]
     return f"no {name!r} in {spec.origin}; allowed: {names(classes)}{meant(name, classes)}"
 
 
