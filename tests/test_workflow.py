@@ -321,6 +321,7 @@ def test_the_runs_that_ask_for_it_and_no_others_are_evaluated_out_of_distributio
         "init",
         "start",
         "distill",
+        "distill_target",
         "source",
         "seed",
         "top1",
