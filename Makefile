@@ -22,7 +22,7 @@ demo mini: install  ## run a grid on the embedded images and print its table (de
 	@cat results/grids/$@/top1.md
 	@echo "figures: results/grids/$@/fig2.png results/grids/$@/fig4.png   claims: results/grids/$@/claims.md"
 
-test: install    ## all tests
+test: install    ## all tests but those on a Slurm
 	$(BIN)/python -m pytest
 
 test-cluster: install  ## tests on a Slurm that they start themselves (Debian: slurmctld slurmd slurm-client)
@@ -50,4 +50,4 @@ check: install   ## style, import order, workflow
 	$(BIN)/snakemake --lint
 
 clean:           ## remove everything that can be made again, results included
-	rm -rf $(VENV) .snakemake results/bench results/data results/grids results/runs results/sources
+	rm -rf $(VENV) .snakemake report.html results/bench results/data results/grids results/runs results/sources

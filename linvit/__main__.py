@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -218,9 +219,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)
+        sys.stdout.flush()
     except (UserError, RunEnded) as error:
         print(f"linvit: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except BrokenPipeError:  # `linvit grid | head` has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

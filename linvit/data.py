@@ -83,7 +83,9 @@ def training_batches(
         )
     per_image = recipe.auto_augment or recipe.random_erasing
     kind = {Images: ArrayBatches, Packed: PackedBatches}.get(type(data))
-    if kind is None or per_image:
+    # Batches of images of one size are resized without antialiasing, which is for making them larger.
+    shrinks = isinstance(data, Images) and min(data.images.shape[-2:]) > size.image_size
+    if kind is None or per_image or shrinks:
         kind = FileBatches
     return kind(data, dataset, recipe, size, stream, device, ranks, workers)
 

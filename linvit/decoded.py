@@ -22,11 +22,16 @@ from linvit.archives import read_npz
 from linvit.config import Dataset, reason_of
 from linvit.datasets import Images, Packed, Shards, Split
 from linvit.files import replacing, sha256_of
+from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 LARGEST = 100_000
 """Images of a data set that is decoded. All sets of the paper are, but ImageNet."""
+LARGEST_BYTES = 100 * 10**9
+"""Of a split's pixels; Food-101's take some 60."""
+SAMPLE = 16
+"""Images that tell how many bytes all have."""
 
 
 class Kept(NamedTuple):
@@ -37,19 +42,28 @@ class Kept(NamedTuple):
     labels: Tensor
 
 
-def read(dataset: Dataset, split: str, root: Path, folder: Path | None) -> Split:
+def read(dataset: Dataset, split: str, root: Path, folder: Path | None, ranks: Ranks = Ranks()) -> Split:
     """A split as `datasets.read` finds it; a small one from its decoded pixels under `folder`, made if need be.
+
+    The first rank makes them before the others look.
 
     Raises:
         DataError: as of `datasets.read`.
     """
     data = datasets.read(dataset, split, root)
-    return data if folder is None else decoded(data, dataset, split, root, folder)
+    if folder is None:
+        return data
+    if not ranks.first:
+        ranks.wait()
+    found = decoded(data, dataset, split, root, folder)
+    if ranks.first:
+        ranks.wait()
+    return found
 
 
 def decoded(data: Split, dataset: Dataset, split: str, root: Path, folder: Path) -> Split:
     """The same split with its pixels mapped from `folder`; as it is where it is too large, or cannot be written."""
-    if dataset.test_of or max(len(data), dataset.train_size or 0) > LARGEST:
+    if dataset.test_of or max(len(data), dataset.train_size or 0) > LARGEST or _bytes_of(data) > LARGEST_BYTES:
         return data
     key = _key_of(data, dataset, split, root)
     if key is None:
@@ -68,15 +82,25 @@ def decoded(data: Split, dataset: Dataset, split: str, root: Path, folder: Path)
     return Images(kept.pixels.view(data.images.shape), data.labels) if isinstance(data, Images) else Packed(*kept)
 
 
+def _bytes_of(data: Split) -> int:
+    """About how many a split's pixels take, by some of its images."""
+    if isinstance(data, Images):
+        return data.images.numel()
+    sizes = [data[index][0].size for index in range(0, len(data), max(1, len(data) // SAMPLE))]
+    return 3 * len(data) * sum(width * height for width, height in sizes) // len(sizes)
+
+
 def _key_of(data: Split, dataset: Dataset, split: str, root: Path) -> str | None:
-    """What the pixels depend on: arrays' bytes, files' names, sizes and times; None where it cannot be told."""
+    """What pixels and labels depend on: arrays' bytes, files' names, sizes and times, labels by the names of folders;
+    None where it cannot be told."""
     if isinstance(data, Images):
         content = [list(data.images.shape), hashlib.sha256(data.images.numpy()).hexdigest()]
     elif (paths := _files_of(data, dataset, root)) is not None:
         content = [(str(path), found.st_size, found.st_mtime_ns) for path in paths if (found := path.stat())]
     else:
         return None
-    text = json.dumps([dataset.model_dump(mode="json", exclude={"mean", "std"}), split, content])
+    labels = getattr(data, "targets", None)
+    text = json.dumps([dataset.model_dump(mode="json", exclude={"mean", "std"}), split, content, labels])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -80,6 +80,8 @@ class AttentionDistillation:
         except ValidationError as error:
             raise DistillError(f"attention distillation: {first_mistake(error, Distill)}") from None
         teacher, student = unwrap_model(teacher), unwrap_model(student)
+        if teacher is student:
+            raise DistillError("teacher and student are one model; a student is distilled from another")
         _check_alike(teacher, student, target)
         self.teacher = teacher.requires_grad_(False).eval()
         self.student = student
@@ -114,6 +116,7 @@ class AttentionDistillation:
         if torch.is_grad_enabled() and not any(seen.requires_grad for seen in of_student) and _learns(self.student):
             raise RuntimeError("the student's pass kept no graph: no_grad, or checkpointing with use_reentrant=True")
         self._of_teacher.clear()  # of passes that someone else made
+        self.teacher.eval()  # whatever holds it may have put it into training mode with all else
         with torch.inference_mode():
             self.teacher.forward_features(images)
         pairs = zip(of_student, _emptied(self._of_teacher), strict=True)

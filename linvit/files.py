@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -15,7 +16,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: writers such as matplotlib choose a format by it.
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    # On a shared file system another machine may have a process of the same number.
+    temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         with temporary.open("rb") as file:

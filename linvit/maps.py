@@ -45,10 +45,12 @@ def attention_map(model: nn.Module, images: Tensor, block: int | None = -1) -> T
     Raises:
         MapError: the block's operator has no map (MHLA, TTT), or there is no such block.
     """
-    vit: VisionTransformer = unwrap_model(model)
+    vit = unwrap_model(model)
+    if not isinstance(vit, VisionTransformer):
+        raise MapError(f"a {type(vit).__name__} has no attention maps; allowed: timm's VisionTransformer")
     depth = len(vit.blocks)
-    if block is not None and not -depth <= block < depth:
-        raise MapError(f"block {block} is none of the model's; allowed: {-depth} to {depth - 1}")
+    if block is not None and not (isinstance(block, int) and -depth <= block < depth):
+        raise MapError(f"block {block!r} is none of the model's; allowed: {-depth} to {depth - 1}, or None for all")
     chosen = list(vit.blocks) if block is None else [vit.blocks[block]]
     maps: list[Tensor] = []
     hooks = [_recorded(chosen_block.attn, maps) for chosen_block in chosen]

@@ -29,6 +29,8 @@ COMPONENTS = ("random", "copy", "mlpcopy", "fullcopy")
 """The initialisations of Figures 4, A and B."""
 PAPERS_LOSSES = ("output", "map")
 """What the paper distils, by mean-squared error; the other losses are of other works."""
+ON_OUTPUTS = ("output", "output-sum")
+"""The paper's loss, by either reduction over blocks."""
 SECTIONS = {
     "fig2": "4.2 Attention-only transfer: main results",
     "table1": "4.3 Robustness of the failure",
@@ -95,7 +97,7 @@ def are_default(rows: Iterable[Row]) -> list[bool]:
     """Which runs are none of the loss ablation's: of no other loss than on outputs and, where several inits share a
     start, of the one that is named after it (`copy`, `copy-distill`)."""
     rows = list(rows)
-    on_outputs = [not row["distill"] or row["distill_target"] == "output" for row in rows]
+    on_outputs = [not row["distill"] or row["distill_target"] in ON_OUTPUTS for row in rows]
     inits: dict[tuple, set[str]] = defaultdict(set)
     for row, is_on_outputs in zip(rows, on_outputs, strict=True):
         if is_on_outputs:

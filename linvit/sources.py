@@ -51,6 +51,7 @@ def fetch(source: Source, folder: Path) -> dict:
             raise SourceError(
                 f"source {source.folder!r}: timm cannot give {source.timm!r}: {_reason(error)}"
             ) from error
+        _check_heads(model, source)
         return store(model.state_dict(), source, folder, _timm_origin(source.timm, model))
     if source.url:
         return _fetch_url(source, folder)
@@ -82,6 +83,16 @@ def _store_published(path: Path, source: Source, folder: Path, origin: dict) -> 
     except checkpoints.CheckpointError as error:
         raise SourceError(f"source {source.folder!r}: {source.path or source.url}: {error}") from error
     return store(checkpoint.tensors, source, folder, {**origin, **metadata, **checkpoint.conversion})
+
+
+def _check_heads(model: torch.nn.Module, source: Source) -> None:
+    """No tensor's shape tells how many heads it is of."""
+    blocks = getattr(model, "blocks", None)
+    heads = getattr(getattr(blocks[0], "attn", None), "num_heads", None) if blocks else None
+    if heads not in (None, source.size.heads):
+        raise SourceError(
+            f"source {source.folder!r}: {source.timm} has {heads} heads, size {source.size.name!r} {source.size.heads}"
+        )
 
 
 def _timm_origin(tag: str, model: torch.nn.Module) -> dict:

@@ -111,6 +111,8 @@ def _chosen(blocks: Iterable[int] | None, depth: int) -> list[int]:
     """Indices from 0, each once, in order."""
     if blocks is None:
         return list(range(depth))
+    if not isinstance(blocks, Iterable):
+        raise ConfigError(f"blocks: found {blocks!r}; allowed: a list of numbers, {-depth} to {depth - 1}")
     for block in (blocks := list(blocks)):
         if not isinstance(block, int) or isinstance(block, bool) or not -depth <= block < depth:
             raise ConfigError(

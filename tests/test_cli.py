@@ -386,3 +386,9 @@ def test_exit_codes_reach_the_shell(folder):
     (folder / "config.yaml").write_text("grid: nosuch\n")
     bad = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert (bad.returncode, bad.stdout, len(bad.stderr.splitlines())) == (2, "", 1)
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly():
+    command = f"{sys.executable} -m linvit grid --config {CONFIG} --grid paper | head -n 1"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stderr, len(result.stdout.splitlines())) == (0, "", 1)

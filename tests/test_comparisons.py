@@ -4,6 +4,7 @@ import pytest
 from fakes import frame, pairs_of, run
 
 from linvit.comparisons import POOLED, REFERENCE, Comparison, Finding, Share, Side, paired, parts_of, peaks
+from linvit.config import Distill
 from linvit.evidence import GREATER, NO_GAIN, NOT_WORSE, Verdict
 from linvit.results import MINUS, MISSING, beside_sources
 
@@ -168,3 +169,15 @@ def test_a_weight_that_two_inits_share_counts_once():
     twice = [*sweep("output", {50: [70.0, 71.0]}), run("copy-distill", 70.0, 0), run("copy-distill", 71.0, 1)]
     assert len(peaks(frame(twice))) == 2
     assert peaks(frame([run("copy")])).empty
+
+
+def test_losses_that_are_summed_over_blocks_are_another_sweep():
+    assert Distill().loss == "output"
+    assert Distill(reduction="sum").loss == "output-sum"
+    assert Distill(target="map", distance="cross_entropy", reduction="sum").loss == "map-cross_entropy"
+    assert Distill(target="map", distance="cross_entropy").loss == "map-cross_entropy-mean"
+    swept = frame(sweep("output", {50.0: [80.0]}) + sweep("output-sum", {50.0: [70.0]})).assign(source="deit")
+    assert peaks(swept)[["distill_target", "top1"]].to_dict("records") == [
+        {"distill_target": "output", "top1": 80.0},
+        {"distill_target": "output-sum", "top1": 70.0},
+    ]

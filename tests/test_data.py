@@ -9,6 +9,7 @@ from tiny import RECIPE, RGB, SIZE, STUDY, TRAIN, arrays, changed, dataset, spec
 from torchvision.transforms.v2 import functional as F
 
 from linvit import data
+from linvit.config import Dataset
 from linvit.data import epoch_order, evaluation_batches, training_batches
 from linvit.datasets import Images
 
@@ -324,3 +325,16 @@ def test_a_batch_larger_than_the_training_set_is_warned_of(caplog):
         assert caplog.messages == []
         training_batches(numbered(), NUMBERED, RECIPE.model_copy(update={"batch_size": TRAIN + 1}), SIZE, run.stream)
     assert [f"batch_size {TRAIN + 1} exceeds the {TRAIN} images" in text for text in caplog.messages] == [True]
+
+
+def test_images_that_are_made_smaller_are_resized_one_by_one_with_antialiasing():
+    """A chessboard of single pixels, half as large, is grey."""
+    board = (torch.arange(64)[:, None] + torch.arange(64)) % 2 * 255
+    held = Images(board.to(torch.uint8).expand(4, 1, 64, 64), torch.zeros(4, dtype=torch.long))
+    settings = Dataset(name="board", npz="unused", classes=1, mean=(0.0,), std=(1.0,))
+    recipe = RECIPE.model_copy(update={"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "color_jitter": 0.0})
+    size = SIZE.model_copy(update={"image_size": 32, "channels": 1})
+    made = training_batches(held, settings, recipe, size, lambda *_: 0)
+    images, _ = next(made.epoch(1))
+    assert images.std() < 0.1
+    assert images.mean() == pytest.approx(0.5, abs=0.02)

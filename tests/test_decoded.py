@@ -19,6 +19,7 @@ from linvit import data, datasets, decoded
 from linvit.config import Dataset
 from linvit.data import FileBatches, PackedBatches, evaluation_batches, training_batches
 from linvit.datasets import Images, Packed
+from linvit.ranks import Ranks
 
 N = 9
 
@@ -182,6 +183,40 @@ def test_files_that_have_changed_are_decoded_again(folder, written, change):
     found = read(of_files(), folder)
     assert len(written) == 2
     assert np.array_equal(found[0][0], datasets.read(of_files(), "train", folder)[0][0].convert("RGB"))
+
+
+def test_labels_are_those_that_the_folders_names_have_now(folder):
+    names = folder / "names.txt"
+    settings = of_files(class_names=str(names))
+    names.write_text("\n".join(f"class{label}" for label in range(CLASSES)))
+    before = read(settings, folder).labels
+    names.write_text("\n".join(f"class{label}" for label in reversed(range(CLASSES))))
+    assert read(settings, folder).labels.tolist() == (CLASSES - 1 - before).tolist()
+
+
+def test_a_split_of_many_bytes_is_left_alone(folder, written, monkeypatch):
+    held = datasets.read(of_files(), "train", folder)
+    exact = sum(3 * image.width * image.height for image, _ in held)
+    assert decoded._bytes_of(held) == pytest.approx(exact, rel=0.01)  # all nine are looked at
+    monkeypatch.setattr(decoded, "LARGEST_BYTES", exact // 2)
+    assert not isinstance(read(of_files(), folder), Packed)
+    assert not written
+
+
+def test_the_first_rank_decodes_before_the_others_look(folder):
+    order = []
+
+    class Told(Ranks):
+        def wait(self) -> None:
+            order.append((self.rank, decoded_there()))
+
+    def decoded_there() -> bool:
+        return pixels_of(of_files(), folder).exists()
+
+    decoded.read(of_files(), "train", folder, folder / "decoded", Told(1, 2))
+    decoded.read(of_files(), "train", folder, folder / "decoded", Told(0, 2))
+    # Here alone, the second rank decodes by itself: but it has waited first.
+    assert order == [(1, False), (0, True)]
 
 
 def test_arrays_that_have_changed_are_written_again(tmp_path, written):

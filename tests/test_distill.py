@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from linvit.config import DISTANCES, Distill
-from linvit.distill import AttentionDistillation, cross_entropy, l2
+from linvit.distill import AttentionDistillation, DistillError, cross_entropy, l2
 
 torch.set_num_threads(1)
 
@@ -396,3 +396,21 @@ def test_a_compiled_student_is_heard_and_has_the_same_gradients():
         gradients.append([p.grad for p in student.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_model_is_not_distilled_from_itself():
+    student = models.student("relu")
+    with pytest.raises(DistillError, match="teacher and student are one model"):
+        AttentionDistillation(student, student)
+    assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+def test_a_teacher_that_was_put_into_training_mode_is_put_back():
+    teacher, student = pair("relu")
+    images = models.images()
+    expected = loss_of(teacher, student, images)
+    with AttentionDistillation(teacher, student, weight=1.0) as distillation:
+        nn.ModuleList([teacher, student]).train()
+        student(images)
+        assert torch.equal(distillation(images), expected)
+    assert not teacher.training

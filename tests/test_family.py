@@ -351,3 +351,27 @@ def test_analytic_starts_refuse_what_they_are_not_defined_for():
 def test_a_strategy_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"no strategy 'fulcopy'; allowed: random, .*; did you mean 'fullcopy'"):
         initialize(family.vit(), None, "fulcopy")
+
+
+def test_a_teacher_of_other_heads_is_refused_where_attention_is_copied():
+    """Their shapes are equal."""
+    student, teacher = family.vit(30), family.vit(31, num_heads=4)
+    with pytest.raises(CopyError, match="the teacher's attention has 4 heads, the student's 2"):
+        initialize(student, teacher, "copy")
+    initialize(student, teacher, "mlpcopy")
+
+
+def test_a_student_with_another_last_norm_is_told_how_to_build_it():
+    student, teacher = family.vit(32, class_token=False, global_pool="avg"), family.vit(33)
+    with pytest.raises(CopyError, match=r"fc_norm\.bias: .*; build the student with fc_norm=False"):
+        initialize(student, teacher, "fullcopy")
+
+
+def test_a_teacher_of_another_kind_is_refused():
+    with pytest.raises(CopyError, match="teacher: a Linear; allowed: timm's VisionTransformer"):
+        initialize(family.vit(34), nn.Linear(2, 2), "copy")
+
+
+def test_blocks_are_a_list():
+    with pytest.raises(ConfigError, match="blocks: found 1; allowed: a list of numbers, -2 to 1"):
+        linearize(family.vit(35), "relu", blocks=1)

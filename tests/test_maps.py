@@ -72,3 +72,11 @@ def test_an_operator_without_map_is_refused(name):
 def test_a_block_that_is_not_there_is_refused(block):
     with pytest.raises(MapError, match=f"block {block} is none of the model's; allowed: -2 to 1"):
         attention_map(models.on_grid("relu", (4, 4)), models.images(), block=block)
+
+
+def test_what_is_no_vit_or_no_block_is_refused():
+    images = torch.zeros(1, 3, 32, 32)
+    with pytest.raises(MapError, match="a Linear has no attention maps; allowed: timm's VisionTransformer"):
+        attention_map(torch.nn.Linear(2, 2), images)
+    with pytest.raises(MapError, match="block 'last' is none of the model's"):
+        attention_map(models.student("relu"), images, block="last")

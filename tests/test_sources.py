@@ -376,3 +376,11 @@ def test_the_manifest_comes_after_the_weights(tmp_path, monkeypatch):
     with pytest.raises(NoSpace):
         store(softmax_weights(), source(), tmp_path / "out", {})
     assert not (tmp_path / "out" / MANIFEST).exists()
+
+
+def test_a_model_of_other_heads_is_refused(tmp_path, monkeypatch):
+    """No shape tells."""
+    other = build_vit(SIZE.model_copy(update={"heads": 2 * SIZE.heads}), num_classes=CLASSES)
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: other)
+    told = refusal(source(timm="some_vit.in1k"), tmp_path / "out")
+    assert f"some_vit.in1k has {2 * SIZE.heads} heads, size {SIZE.name!r} {SIZE.heads}" in told

@@ -102,7 +102,7 @@ class Attention(nn.Module):
         if self.num_prefix_tokens:
             raise GeometryError(
                 f"{type(self).__name__} takes patch tokens only, got num_prefix_tokens={self.num_prefix_tokens}; "
-                "build the ViT with class_token=False and global_pool='avg'"
+                "build the ViT with class_token=False, global_pool='avg' and fc_norm=False"
             )
 
 

@@ -167,8 +167,13 @@ class Distill(Part):
 
     @property
     def loss(self) -> str:
-        """Its name in tables: the target, with the distance where that is not mean-squared (`map-cross_entropy`)."""
-        return self.target if self.distance == "mse" else f"{self.target}-{self.distance}"
+        """Its name in tables: the target, with the distance where that is not mean-squared (`map-cross_entropy`).
+
+        The reduction over blocks is named where it is not the usual one: the sum in Attention Transfer, else the mean.
+        """
+        name = self.target if self.distance == "mse" else f"{self.target}-{self.distance}"
+        usual = "sum" if self.distance == "cross_entropy" else "mean"
+        return name if self.reduction == usual else f"{name}-{self.reduction}"
 
     @model_validator(mode="after")
     def _compares_alike(self) -> "Distill":

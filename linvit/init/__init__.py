@@ -39,6 +39,8 @@ def initialize(
         AnalyticError: "mimetic" or "impulse" for an operator or positions that they are not defined for.
     """
     init = named(INITS, strategy, "strategy") if isinstance(strategy, str) else strategy
+    if "attention" in init.copied and isinstance(teacher, VisionTransformer):
+        _check_heads(student, teacher)
     for step in steps(init, _weights_of(teacher), seed):
         step(student)
     return student
@@ -56,8 +58,18 @@ def steps(init: Init, weights: Weights | None, seed: int) -> list[Step]:
     return chosen
 
 
+def _check_heads(student: VisionTransformer, teacher: VisionTransformer) -> None:
+    """Of equal shapes, rows of `qkv` would silently come to other heads."""
+    of_student, of_teacher = ({block.attn.num_heads for block in vit.blocks} for vit in (student, teacher))
+    if of_student != of_teacher:
+        told = (" or ".join(map(str, sorted(heads))) for heads in (of_teacher, of_student))
+        raise CopyError("the teacher's attention has {} heads, the student's {}".format(*told))
+
+
 def _weights_of(teacher: VisionTransformer | Weights | None) -> Weights | None:
-    if not isinstance(teacher, VisionTransformer):
+    if teacher is None or isinstance(teacher, Weights):
         return teacher
+    if not isinstance(teacher, VisionTransformer):
+        raise CopyError(f"teacher: a {type(teacher).__name__}; allowed: timm's VisionTransformer, or linvit's Weights")
     tensors = {name: parameter.detach() for name, parameter in teacher.named_parameters()}
     return Weights(tensors, teacher.patch_embed.grid_size)

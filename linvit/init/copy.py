@@ -33,6 +33,7 @@ HINTS = {
     "head": "; it has no classifier, so its 'head' cannot be copied (as init 'pretrained' does)",
 }
 """What to do about a parameter that the source lacks, by group."""
+FC_NORM_HINT = "; build the student with fc_norm=False, so that its last norm is the source's"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class CopyWeights:
         source = {name: t for name, t in self.weights.tensors.items() if group_of(name) in self.groups}
         missing = sorted(targets.keys() - source.keys())
         if missing:
-            hint = HINTS.get(group_of(missing[0]), "")
+            hint = FC_NORM_HINT if missing[0].startswith("fc_norm.") else HINTS.get(group_of(missing[0]), "")
             raise CopyError(f"{missing[0]}: the source has no such parameter{hint}")
         left_over = sorted(name for name in source.keys() - targets.keys() if not _lacks(student, name))
         if left_over:

@@ -30,6 +30,7 @@ DATASETS = {name: entry.settings() for name, entry in STUDY.datasets.items()}
 RESULTS = STUDY.results
 GRID = f"{RESULTS}/grids/{STUDY.grid}"
 PACKAGE = Path(linvit.__file__).parent
+OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
 # The code that the columns of a table of runs come from.
 COLLECTING = [f"{PACKAGE}/report.py", f"{PACKAGE}/results.py"]
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"

@@ -10,7 +10,7 @@ localrules:
 rule ood:
     input:
         EVALUATED,
-        f"{GRID}/ood.csv",
+        OOD,
 
 
 rule evaluate_ood:

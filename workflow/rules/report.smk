@@ -1,6 +1,5 @@
 # From cached metrics to tables, figures and claims; each depends on its own code as well.
 # Table 2 and claim C10 are about results out of distribution.
-OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
 WITH_OOD = "--ood {input.ood:q}" if OOD else ""
 TABLES = tables_of(RUNS.values(), EVALUATIONS.values())
 FIGURES = figures_of(RUNS.values())

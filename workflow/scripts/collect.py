@@ -13,6 +13,8 @@ from linvit import results
 from linvit.config import study_from
 from linvit.grid import evaluations, expand
 
+sys.stderr = Path(snakemake.log[0]).open("w")  # noqa: F821, SIM115 - for as long as the script runs
+
 collect, expected = {
     "runs": (results.collect, expand),
     "ood_table": (results.collect_ood, evaluations),
