@@ -3,7 +3,7 @@
 import pytest
 import torch
 from timing import circumstances
-from training import STUDY, Case, bare_step, cases, goals, page, ratios, stepping
+from training import STUDY, Case, bare_step, cases, distilled, goals, page, ratios, stepping
 
 CPU = torch.device("cpu")
 SECONDS = {
@@ -47,3 +47,10 @@ def test_both_loops_train(ours):
         images, labels = next(case.batches(case.recipe, CPU).epoch(1))
         bare_step(model, torch.optim.AdamW(model.parameters(), fused=True), images, labels)
     assert not torch.equal(model.head.weight, before)
+
+
+def test_a_step_with_a_teacher_is_measured_beside_one_without():
+    (whole,) = cases(CPU, quick=True)
+    seconds = distilled(Case("few", whole.run, whole.images, 4), "relu", CPU, 1)
+    assert set(seconds) == {"plain", "distilled"}
+    assert all(value > 0 for value in seconds.values())

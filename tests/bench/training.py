@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from timing import circumstances, described, interleaved, write
 
 from linvit import datasets
-from linvit.config import Distill, Recipe, load_study
+from linvit.config import Recipe, load_study
 from linvit.data import Batches, training_batches
 from linvit.datasets import Images
 from linvit.device import pick_device
@@ -135,7 +135,7 @@ def distilled(case: Case, variant: str, device: torch.device, repeats: int) -> d
     """Seconds of the same student's step, without and with a teacher."""
     plain, student = case.model(device, variant), case.model(device, variant)
     teacher = build_vit(case.run.size, num_classes=0).to(device)
-    distillation = AttentionDistillation(teacher, student, Distill(weight=50.0))
+    distillation = AttentionDistillation(teacher, student, weight=50.0)
     steps = {
         "plain": stepping(case, case.loop(plain, device)),
         "distilled": stepping(case, case.loop(student, device, distillation)),
