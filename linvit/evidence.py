@@ -134,6 +134,14 @@ def share_of(part: Iterable[float], whole: Iterable[float]) -> tuple[float, floa
     return share, float(low), float(high)
 
 
+def _differs(effect: Effect) -> bool:
+    return (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN
+
+
+def _is_worse(effect: Effect) -> bool:
+    return effect.high < 0 and effect.mean < -MARGIN
+
+
 def _greater(effect: Effect) -> Decision:
     if effect.mean > 0 and effect.p < ALPHA:
         return Verdict.HOLDS, f"the pooled difference is {points(effect.mean)} points with corrected p below {ALPHA}"
@@ -155,7 +163,7 @@ def _no_gain(effect: Effect) -> Decision:
 def _about_equal(effect: Effect) -> Decision:
     if effect.low > -MARGIN and effect.high < MARGIN:
         return Verdict.HOLDS, f"the whole interval is within ±{MARGIN} points"
-    if (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN:
+    if _differs(effect):
         return _if_corrected(effect, f"the interval excludes 0 and the pooled difference is beyond ±{MARGIN} points")
     return _too_wide(effect)
 
@@ -163,7 +171,7 @@ def _about_equal(effect: Effect) -> Decision:
 def _not_worse(effect: Effect) -> Decision:
     if effect.low > -MARGIN:
         return Verdict.HOLDS, f"the whole interval is above {MINUS}{MARGIN} points"
-    if effect.high < 0 and effect.mean < -MARGIN:
+    if _is_worse(effect):
         return _if_corrected(effect, f"the interval is below 0 and the pooled difference below {MINUS}{MARGIN} points")
     return _too_wide(effect)
 
@@ -201,7 +209,7 @@ ABOUT_EQUAL = Rule(
     f"testable. Contradicted by a part whose interval excludes 0 and whose difference is beyond ±{MARGIN} points.",
     "two-sided",
     _about_equal,
-    lambda effect: (effect.low > 0 or effect.high < 0) and abs(effect.mean) > MARGIN,
+    _differs,
 )
 NOT_WORSE = Rule(
     f"A not worse than B: holds if the 95 % interval's lower end is above {MINUS}{MARGIN} points; does not hold if its "
@@ -210,7 +218,7 @@ NOT_WORSE = Rule(
     f"difference is below {MINUS}{MARGIN} points.",
     "less",
     _not_worse,
-    lambda effect: effect.high < 0 and effect.mean < -MARGIN,
+    _is_worse,
 )
 RULES = (GREATER, NO_GAIN, ABOUT_EQUAL, NOT_WORSE)
 

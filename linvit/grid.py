@@ -23,6 +23,7 @@ from linvit.config import (
     Variant,
     VariantEntry,
 )
+from linvit.config.mistakes import undefined
 
 SOFTMAX = Variant(name="softmax", target="linvit.attention.softmax:SoftmaxAttention", attention_map=True)
 """What every source and teacher is: a timm ViT as it is."""
@@ -109,7 +110,7 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     """
     grid = grid or study.grid
     if grid not in study.grids:
-        raise ConfigError(f"grid: {grid!r} is not defined; allowed: {', '.join(study.grids)}")
+        raise ConfigError(undefined("grid", grid, study.grids))
     runs: dict[str, RunSpec] = {}
     for number, block in enumerate(study.grids[grid]):
         try:

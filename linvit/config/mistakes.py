@@ -71,6 +71,11 @@ def meant(word: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def undefined(key: str, name: str, allowed: Iterable[str]) -> str:
+    """What is told of a name that nothing has: where it stands, those that there are, the one that was meant."""
+    return f"{key}: {name!r} is not defined; allowed: {names(allowed)}{meant(name, allowed)}"
+
+
 def shown(value: Any) -> str:
     """A value on one short line: text and numbers as they are, anything else by its kind."""
     if value is None or isinstance(value, bool):

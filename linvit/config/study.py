@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from linvit.config.errors import ConfigError
-from linvit.config.mistakes import first_mistake, meant, names, shown
+from linvit.config.mistakes import first_mistake, shown, undefined
 from linvit.config.parts import (
     NO_SOURCE,
     Block,
@@ -148,4 +148,4 @@ def _with_name(where: str, key: str, entry: Any) -> Any:
 
 def _known(key: str, value: str, allowed: Mapping) -> None:
     if value not in allowed:
-        raise ValueError(f"{key}: {value!r} is not defined; allowed: {names(allowed)}{meant(value, allowed)}")
+        raise ValueError(undefined(key, value, allowed))
