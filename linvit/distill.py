@@ -8,8 +8,8 @@ The paper's two losses match outputs or maps by their mean-squared error. Those 
   [B, H, N, d], by mean-squared error, averaged over blocks.
 - RADLADS [arXiv:2505.03005, Sec. 4.2; `rwkv6attn.py`]: outputs, by the L2 distance of tokens, averaged over blocks.
 
-Each is added to the task's loss and each block sees the student's own tokens, as in the paper; LoLCATs and RADLADS
-have a stage without a task's loss, in which each block sees the teacher's tokens.
+Each is added to the task's loss and each block sees the student's own tokens, as in the paper; the stage of LoLCATs and
+RADLADS without a task's loss, in which each block sees the teacher's tokens, is `linvit.align`.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ class AttentionDistillation:
         teacher, student = unwrap_model(teacher), unwrap_model(student)
         if teacher is student:
             raise DistillError("teacher and student are one model; a student is distilled from another")
-        _check_alike(teacher, student, target)
+        check_alike(teacher, student, target)
         self.teacher = teacher.requires_grad_(False).eval()
         self.student = student
         self.weight = weight
@@ -195,7 +195,12 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
     return recorded
 
 
-def _check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
+def check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
+    """Refuse models whose attentions cannot be matched.
+
+    Raises:
+        DistillError: what they differ in.
+    """
     for vit in (teacher, student):
         if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
             raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")

@@ -42,6 +42,7 @@ def fit(
     stream: Stream,
     *,
     num_classes: int,
+    criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
     auxiliary: Callable[[Tensor], Tensor] | None = None,
     evaluate: Callable[[], dict[str, float]] | None = None,
     checkpoint: Path | None = None,
@@ -55,6 +56,7 @@ def fit(
     Args:
         stream: Seeds for the order of images, augmentation, mixing and drop path. They are drawn anew at each
             step, so that a resumed run ends bit-identical to an undisturbed one.
+        criterion: The task's loss of the model's outputs and the labels; cross-entropy of logits where not given.
         auxiliary: A loss of the batch's images to add, called after the model's forward pass.
         evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
         checkpoint: Written after each epoch, and before it is evaluated; training resumes from it where it exists.
@@ -76,7 +78,7 @@ def fit(
         ranks.wait()
 
     mix = mixing(recipe, num_classes)
-    loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, mix, auxiliary, ranks)
+    loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, mix, auxiliary, ranks, criterion)
     with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
         while progress.epochs < recipe.epochs:
             if not loop.epoch(progress, bar.update, stop):
@@ -105,6 +107,7 @@ class Loop:
     mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     auxiliary: Callable[[Tensor], Tensor] | None = None
     ranks: Ranks = Ranks()
+    criterion: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> bool:
         """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short."""
@@ -164,9 +167,12 @@ class Loop:
     def losses(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """The task's loss and the auxiliary one, means over the images."""
         with autocast(images.device, self.recipe.precision):
-            logits = self.model(images)
+            outputs = self.model(images)
             extra = self.auxiliary(images) if self.auxiliary else None
-        return F.cross_entropy(logits.float(), targets, label_smoothing=self.recipe.label_smoothing), extra
+        return (self.criterion or self.cross_entropy)(outputs, targets), extra
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, label_smoothing=self.recipe.label_smoothing)
 
 
 class Losses:

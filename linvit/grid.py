@@ -215,6 +215,11 @@ def _defined(init: Init, variant: VariantEntry, recipe: Recipe) -> Init:
             f"init {init.name!r} ({init.analytic}) is not defined for variant {variant.name!r}: "
             "it has no standard query-key product (analytic_inits: false)"
         )
+    if recipe.align and init.train and not init.needs_source:
+        raise ConfigError(
+            f"recipe {recipe.name!r} aligns attentions with a source's, but init {init.name!r} has none; "
+            "allowed: one that copies or distils"
+        )
     if init.distill is None:
         return init
     _check_loss(init, variant)

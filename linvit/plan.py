@@ -143,9 +143,11 @@ def _source(source: Source, results: Path) -> Task:
 
 
 def _task(run: RunSpec, cached: bool) -> Task:
-    epochs, every = run.recipe.epochs if run.init.train else 0, run.recipe.eval_every
-    # Every so many epochs and after the last one, or once without training.
-    return Task(workload_of(run), run.dataset, epochs, max(1, -(-epochs // every)), cached)
+    if not run.init.train:
+        return Task(workload_of(run), run.dataset, epochs=0, evaluations=1, cached=cached)
+    # Every so many epochs and after the last one. Epochs of alignment, which are shorter, count as any other.
+    evaluations = -(-run.recipe.epochs // run.recipe.eval_every)
+    return Task(workload_of(run), run.dataset, run.recipe.passes, evaluations, cached)
 
 
 def _evaluation(evaluation: Evaluation, results: Path) -> Task:

@@ -77,7 +77,8 @@ DTYPES = {
     "peak_memory_bytes": "int64",
     "commit": "str",
 }
-"""The columns of a runs frame; accuracies are in percent, `epochs` is 0 for a run that is not trained."""
+"""The columns of a runs frame. Accuracies are in percent; `epochs` are all passes over the training images, 0 for a
+run that is not trained."""
 OOD_COLUMNS = (
     *("run", "dataset", "size", "variant", "init", "start", "distill", "distill_target", "source", "seed"),
     *("top1", "top5"),
@@ -287,7 +288,7 @@ def _row(metrics: _Metrics) -> dict:
         **identity(spec),
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
         "best_epoch": metrics.best.epoch if metrics.best else 0,
-        "epochs": spec.recipe.epochs if spec.init.train else 0,
+        "epochs": spec.recipe.passes if spec.init.train else 0,
         **metrics.model_dump(exclude={"name", "spec", "best", "history"}),
     }
 

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, decoded, sources
+from linvit.align import align
+from linvit.data import Stream
 from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -65,25 +68,29 @@ def train(
     def evaluated() -> dict[str, float]:
         return evaluate(student, test, spec.recipe.precision, ranks)
 
+    def stage(stream: Stream, checkpoint: str) -> dict:
+        """What both stages of training have in common, but for their random numbers and their checkpoint."""
+        return {
+            "batches": data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, stream, **options),
+            "recipe": spec.recipe,
+            "stream": stream,
+            "num_classes": spec.dataset.classes,
+            "checkpoint": folder / checkpoint,
+            "identity": identity_on(device, spec),
+            "stop": stop,
+            "ranks": ranks,
+        }
+
+    progress, aligned = Progress(), Progress()
     if spec.init.train:
-        progress = fit(
-            student,
-            data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, spec.stream, **options),
-            spec.recipe,
-            spec.stream,
-            num_classes=spec.dataset.classes,
-            auxiliary=build_distillation(spec, weights, student),
-            evaluate=evaluated,
-            checkpoint=folder / "checkpoint.pt",
-            identity=identity_on(device, spec),
-            stop=stop,
-            ranks=ranks,
-        )
-        accuracy = progress.history[-1]
-    else:
-        progress, accuracy = Progress(), evaluated()
-    metrics = results_of(spec, student, progress, accuracy) | {
-        "wall_seconds": time.perf_counter() - start + progress.earlier_seconds,
+        if spec.recipe.align:
+            stream = partial(spec.stream, "align")
+            aligned = align(build_teacher(spec, weights, device), student, **stage(stream, "checkpoint.align.pt"))
+        distillation = build_distillation(spec, weights, student)
+        progress = fit(student, **stage(spec.stream, "checkpoint.pt"), auxiliary=distillation, evaluate=evaluated)
+    accuracy = progress.history[-1] if progress.history else evaluated()
+    metrics = results_of(spec, student, progress, accuracy, aligned) | {
+        "wall_seconds": time.perf_counter() - start + aligned.earlier_seconds + progress.earlier_seconds,
         "peak_memory_bytes": peak_memory_bytes(device),
         "device": name_of(device),
         "precision": precision_on(device, spec.recipe.precision),
@@ -106,7 +113,9 @@ def identity_on(device: torch.device, spec: RunSpec) -> str:
     return spec.to_json() if precision in (spec.recipe.precision, "float32") else f"{spec.to_json()} {precision}"
 
 
-def results_of(spec: RunSpec, student: VisionTransformer, progress: Progress, accuracy: dict[str, float]) -> dict:
+def results_of(
+    spec: RunSpec, student: VisionTransformer, progress: Progress, accuracy: dict[str, float], aligned: Progress
+) -> dict:
     """What a run found: its accuracy, in percent, how it got there, and what the model costs."""
     return {
         "name": spec.name,
@@ -114,6 +123,7 @@ def results_of(spec: RunSpec, student: VisionTransformer, progress: Progress, ac
         "top1": accuracy["top1"],
         "top5": accuracy["top5"],
         "best": best_of(progress.history),
+        **({"alignment": aligned.history} if aligned.history else {}),
         "history": progress.history,
         "parameters": count_parameters(student),
         "flops": count_flops(student, spec.size),
@@ -160,9 +170,15 @@ def build_distillation(
     """The run's auxiliary loss, with the source as the teacher, on the student's device."""
     if spec.init.distill is None:
         return None
+    teacher = build_teacher(spec, weights, student.head.weight.device)
+    return AttentionDistillation.from_settings(teacher, student, spec.init.distill)
+
+
+def build_teacher(spec: RunSpec, weights: sources.Weights, device: torch.device) -> VisionTransformer:
+    """The source as it is, without a head."""
     teacher = build_vit(spec.size, num_classes=0)
     CopyWeights(weights, BACKBONE)(teacher)
-    return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
+    return teacher.to(device)
 
 
 def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:

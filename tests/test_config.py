@@ -177,7 +177,7 @@ def test_each_entry_knows_its_own_name():
 
 def test_overrides_replace_top_level_keys_and_are_checked_too():
     assert load_study(CONFIG, grid="paper").grid == "paper"
-    with pytest.raises(ConfigError, match=r"grid: 'papr' is not defined; allowed: demo, mini, losses, paper"):
+    with pytest.raises(ConfigError, match=r"grid: 'papr' is not defined; allowed: demo, mini, losses, quick, paper"):
         load_study(CONFIG, grid="papr")
     with pytest.raises(ConfigError, match=r"grids_: unknown key"):
         load_study(CONFIG, grids_={})
@@ -768,7 +768,7 @@ def test_statistics_of_other_channels_than_the_sizes_are_refused(dataset, size):
 
 
 def test_a_grid_that_is_not_defined_is_refused_with_those_that_are():
-    with pytest.raises(ConfigError, match=r"'nosuch' is not defined; allowed: demo, mini, losses, paper"):
+    with pytest.raises(ConfigError, match=r"'nosuch' is not defined; allowed: demo, mini, losses, quick, paper"):
         expand(study_from(RAW), "nosuch")
 
 

@@ -346,7 +346,7 @@ TRAPS = {
         ("results: results\n--- {}", "{line+1}: not valid YAML: expected a single document"),
     ],
     "grid: demo": [
-        ("grid: dmeo", "grid: 'dmeo' is not defined; allowed: demo, mini, losses, paper; did you mean 'demo'?"),
+        ("grid: dmeo", "grid: 'dmeo' is not defined; allowed: demo, mini, losses, quick, paper; did you mean 'demo'?"),
         ("grid: on", "grid: found true; allowed: text; quote it"),
         ("grid: [demo]", "grid: found a list; allowed: text"),
         ("grid", "{line+1}: not valid YAML: "),

@@ -75,7 +75,7 @@ PARTS = {
 # --- how many runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("demo", 11)])
+@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("quick", 48), ("demo", 11)])
 def test_a_grid_has_as_many_runs_as_the_documents_say(grid, runs):
     assert len(expand(STUDY, grid)) == runs
 
@@ -166,7 +166,7 @@ def test_names_are_unique_and_are_paths_of_six_parts(grid):
     assert len({run.name for run in runs.values()}) == len(runs)
     for name, run in runs.items():
         assert name == run.name
-        assert re.fullmatch(r"[\w-]+(/[\w-]+){4}/seed\d", name)
+        assert re.fullmatch(r"[\w@-]+(/[\w-]+){4}/seed\d", name)
         assert name == "/".join((*of(run), f"seed{run.seed}"))
 
 

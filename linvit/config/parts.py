@@ -299,6 +299,16 @@ class DatasetEntry(Dataset):
         return Dataset(**self.model_dump(exclude={"recipe"}))
 
 
+class Align(Part):
+    """A stage before training: the attentions alone learn their teacher's outputs, on the teacher's own tokens.
+
+    `lr` falls along half a cosine to the recipe's `min_lr`; data, optimizer and batches are the recipe's too.
+    """
+
+    epochs: PositiveInt
+    lr: PositiveFloat = 2e-3
+
+
 class Recipe(Part):
     """How a model is trained. `lr` is absolute: it is never rescaled by the batch size."""
 
@@ -336,6 +346,13 @@ class Recipe(Part):
     """Whether the model is compiled by torch for training."""
     grad_checkpointing: bool = False
     """Whether blocks are computed again in the backward pass, which takes less memory and more time."""
+    align: Align | None = None
+    """A stage before training, for runs with a source."""
+
+    @property
+    def passes(self) -> int:
+        """Epochs in all: how often each training image is seen."""
+        return self.epochs + (self.align.epochs if self.align else 0)
 
     @property
     def forward_size(self) -> int:
@@ -346,8 +363,9 @@ class Recipe(Part):
     def _is_ordered(self) -> "Recipe":
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs} must be below epochs {self.epochs}")
-        if self.min_lr > self.lr:
-            raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
+        for key, rate in {"lr": self.lr, "align.lr": self.align.lr if self.align else self.lr}.items():
+            if self.min_lr > rate:
+                raise ValueError(f"min_lr {self.min_lr} is above {key} {rate}")
         for key in ("crop_scale", "crop_ratio"):
             low, high = getattr(self, key)
             if low > high:

@@ -57,7 +57,7 @@ class Study(Part):
                     raise ValueError(f"sources.{name}.{size}.mean: needs a value for each of {channels} channels")
                 if source.train:
                     self._check_trained_on(f"sources.{name}.{size}.train.dataset", source.train.dataset)
-                    _known(f"sources.{name}.{size}.train.recipe", source.train.recipe, self.recipes)
+                    self._check_recipe_of_source(f"sources.{name}.{size}.train.recipe", source.train.recipe)
         for name, blocks in self.grids.items():
             for number, block in enumerate(blocks):
                 for axis in ("sizes", "variants", "inits", "sources"):
@@ -86,6 +86,11 @@ class Study(Part):
             _known(f"{key}.recipe", recipe, self.recipes)
         for size in () if isinstance(dataset.recipe, str) else dataset.recipe:
             _known(f"{key}.recipe", size, self.sizes)
+
+    def _check_recipe_of_source(self, key: str, name: str) -> None:
+        _known(key, name, self.recipes)
+        if self.recipes[name].align:
+            raise ValueError(f"{key}: {name!r} aligns attentions with a source's, and a source has none")
 
     def _check_trained_on(self, key: str, name: str) -> None:
         _known(key, name, self.datasets)

@@ -1,0 +1,83 @@
+"""The first stage of a quick conversion: attentions alone, each on its teacher's tokens, before anything else learns.
+
+As in LoLCATs [arXiv:2410.10254, "attention transfer"] and RADLADS [arXiv:2505.03005, step 1], which convert language
+models. The paper has no such stage.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from linvit.config import Recipe
+from linvit.data import Batches
+from linvit.distill import check_alike
+from linvit.fit import fit
+from linvit.progress import Progress
+
+
+def align(
+    teacher: VisionTransformer, student: VisionTransformer, batches: Batches, recipe: Recipe, **options
+) -> Progress:
+    """Teach the student's attentions what their teacher's give for the same tokens; all other weights stay.
+
+    Args:
+        recipe: Its `align` says for how long, and how fast.
+        options: Of `fit`.
+    """
+    with Alignment(teacher, student) as alignment:
+        return fit(alignment, batches, alignment_of(recipe), criterion=lambda loss, _: loss, **options)
+
+
+class Alignment(nn.Module):
+    """A student's attentions, and the distance of their outputs from their teacher's.
+
+    Each takes the tokens that the teacher's own attention takes, so that no block waits for those before it to be
+    right. Its parameters are the attentions' alone: nothing else is trained, or in a checkpoint.
+
+    Raises:
+        DistillError: models that differ in shape.
+    """
+
+    def __init__(self, teacher: VisionTransformer, student: VisionTransformer) -> None:
+        super().__init__()
+        check_alike(teacher, student, "output")
+        self.attentions = nn.ModuleList(block.attn for block in student.blocks)
+        self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
+        self._teacher_features: Callable[[Tensor], Tensor] = teacher.requires_grad_(False).eval().forward_features
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._hooks = [block.attn.register_forward_hook(self._record) for block in teacher.blocks]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The mean-squared error of the outputs for the images [B, 3, H, W], averaged over blocks; a scalar."""
+        errors = [
+            F.mse_loss(attention(tokens).float(), wanted.float())
+            for attention, (tokens, wanted) in zip(self.attentions, self._of_teacher(images), strict=True)
+        ]
+        return torch.stack(errors).mean()
+
+    @torch.compiler.disable  # hooks, and nothing to be gained: the teacher is not trained
+    def _of_teacher(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What each of its attentions takes and gives, both [B, N, C], without tokens that the student lacks."""
+        self._seen.clear()
+        with torch.no_grad():
+            self._teacher_features(images)
+        return [(tokens[:, self.extra_tokens :], output[:, self.extra_tokens :]) for tokens, output in self._seen]
+
+    def _record(self, attention: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._seen.append((inputs[0], output))
+
+    def __enter__(self) -> "Alignment":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def alignment_of(recipe: Recipe) -> Recipe:
+    """The recipe of the stage: without warm-up or mixed images, and its attentions are no blocks to checkpoint."""
+    stage = {"epochs": recipe.align.epochs, "lr": recipe.align.lr, "warmup_epochs": 0, "align": None}
+    return recipe.model_copy(update={**stage, "mixup": 0.0, "cutmix": 0.0, "grad_checkpointing": False})
