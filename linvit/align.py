@@ -4,8 +4,6 @@ As in LoLCATs [arXiv:2410.10254, "attention transfer"] and RADLADS [arXiv:2505.0
 models. The paper has no such stage.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from linvit.config import Recipe
 from linvit.data import Batches
-from linvit.distill import check_alike
+from linvit.distill import check_alike, ending_after
 from linvit.fit import fit
 from linvit.progress import Progress
 
@@ -46,7 +44,7 @@ class Alignment(nn.Module):
         check_alike(teacher, student, "output")
         self.attentions = nn.ModuleList(block.attn for block in student.blocks)
         self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
-        self._teacher_features: Callable[[Tensor], Tensor] = teacher.requires_grad_(False).eval().forward_features
+        self._teacher = (teacher.requires_grad_(False).eval(),)  # in a tuple, so that it is no part of this module
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._hooks = [block.attn.register_forward_hook(self._record) for block in teacher.blocks]
 
@@ -61,9 +59,10 @@ class Alignment(nn.Module):
     @torch.compiler.disable  # hooks, and nothing to be gained: the teacher is not trained
     def _of_teacher(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
         """What each of its attentions takes and gives, both [B, N, C], without tokens that the student lacks."""
+        (teacher,) = self._teacher
         self._seen.clear()
-        with torch.no_grad():
-            self._teacher_features(images)
+        with torch.no_grad(), ending_after(teacher.blocks[-1].attn):
+            teacher.forward_features(images)
         return [(tokens[:, self.extra_tokens :], output[:, self.extra_tokens :]) for tokens, output in self._seen]
 
     def _record(self, attention: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

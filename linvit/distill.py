@@ -12,7 +12,8 @@ Each is added to the task's loss and each block sees the student's own tokens, a
 RADLADS without a task's loss, in which each block sees the teacher's tokens, is `linvit.align`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal, Self
 
 import torch
@@ -39,7 +40,7 @@ class DistillError(UserError):
 class AttentionDistillation:
     """The weighted loss between a student's attention and its teacher's, on the same images.
 
-    Call it after the student's forward pass in training mode; it runs the teacher's, without its head.
+    Call it after the student's forward pass in training mode; it runs the teacher's, as far as its last attention.
     A student without class token is matched on the patch tokens alone. All blocks are matched, those of a hybrid that
     kept their attention too: they see other tokens than the teacher's.
 
@@ -98,6 +99,7 @@ class AttentionDistillation:
             for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
             for block in vit.blocks
         ]
+        self._last = heard[-1][0]
         self._hooks = [student.register_forward_pre_hook(self._listen)]
         self._hooks += [module.register_forward_hook(recorder) for module, recorder in heard]
 
@@ -117,7 +119,7 @@ class AttentionDistillation:
             raise RuntimeError("the student's pass kept no graph: no_grad, or checkpointing with use_reentrant=True")
         self._of_teacher.clear()  # of passes that someone else made
         self.teacher.eval()  # whatever holds it may have put it into training mode with all else
-        with torch.inference_mode():
+        with torch.inference_mode(), ending_after(self._last):
             self.teacher.forward_features(images)
         pairs = zip(of_student, _emptied(self._of_teacher), strict=True)
         losses = torch.stack([self.distance(s.float(), self._wanted(t)) for s, t in pairs])
@@ -169,6 +171,28 @@ def cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
     Attention Transfer's students have Softmax maps, without zeros; those of kernels are bounded from below instead.
     """
     return -(teacher * student.clamp_min(EPS).log()).sum(-1).mean()
+
+
+class _Ended(Exception):
+    """Not an error: how a hook leaves a pass."""
+
+
+@contextmanager
+def ending_after(module: nn.Module) -> Iterator[None]:
+    """End the pass of a model inside here once this module of it, and its other hooks, have been called.
+
+    What a Softmax ViT has after its last attention, an MLP and a norm, is several percent of it.
+    """
+
+    def end(*_: object) -> None:
+        raise _Ended
+
+    hook = module.register_forward_hook(end)
+    try:
+        with suppress(_Ended):
+            yield
+    finally:
+        hook.remove()
 
 
 def _hooked(attn: nn.Module, target: str) -> nn.Module:

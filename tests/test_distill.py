@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from linvit.config import DISTANCES, Distill
-from linvit.distill import AttentionDistillation, DistillError, cross_entropy, l2
+from linvit.distill import AttentionDistillation, DistillError, cross_entropy, ending_after, l2
 
 torch.set_num_threads(1)
 
@@ -414,3 +414,23 @@ def test_a_teacher_that_was_put_into_training_mode_is_put_back():
         student(images)
         assert torch.equal(distillation(images), expected)
     assert not teacher.training
+
+
+def test_the_teachers_pass_ends_after_its_last_attention_and_its_other_passes_do_not():
+    """What comes later is not matched; a teacher that is used for something else meanwhile stays whole."""
+    old, new = models.student("softmax", seed=9), models.student("relu")
+    ran = []
+    old.blocks[-1].mlp.register_forward_hook(lambda *_: ran.append("last mlp"))
+    old.blocks[0].mlp.register_forward_hook(lambda *_: ran.append("first mlp"))
+    with AttentionDistillation(old, new) as distillation:
+        new.train()(models.images())
+        distillation(models.images())
+        assert ran == ["first mlp"]
+        old(models.images())
+    assert ran == ["first mlp", "first mlp", "last mlp"]
+
+
+def test_an_error_inside_a_pass_that_ends_early_is_an_error():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match="shapes"), ending_after(model[1]):
+        model(torch.zeros(1, 2))
