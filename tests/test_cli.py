@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import linvit
 import linvit.run
 import linvit.throughput
 from linvit import results
-from linvit.__main__ import main, parser
+from linvit.cli import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.ranks import Ranks
@@ -68,7 +69,7 @@ def refusal(capsys, *arguments: str | Path) -> str:
 
 def test_the_subcommands_are_those_documented():
     (commands,) = (action for action in parser()._actions if action.choices)
-    assert tuple(commands.choices) == COMMANDS
+    assert sorted(commands.choices) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -98,7 +99,8 @@ def test_arguments_that_are_none_end_with_code_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
     assert caught.value.code == 2
-    assert "usage: linvit" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"linvit( \w+)?: error: .*; see linvit( \w+)? --help$", line)
 
 
 # --- doing the work ---------------------------------------------------------------------------------------
@@ -121,14 +123,14 @@ def test_grid_lists_the_configurations_own_choice_from_the_working_directory(fol
 
 def test_grid_lists_without_importing_torch(folder):
     """On a login node."""
-    code = "import sys; from linvit.__main__ import main; main(['grid']); print({'torch', 'timm'} & set(sys.modules))"
+    code = "import sys; from linvit.cli import main; main(['grid']); print({'torch', 'timm'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "bands/wee/relu/random/none/seed0"
     assert result.stdout.splitlines()[4:] == ["set()"]
 
 
 def test_plan_tells_what_a_grid_costs_without_importing_torch(folder):
-    code = "import sys; from linvit.__main__ import main; main(['plan']); print({'torch', 'timm'} & set(sys.modules))"
+    code = "import sys; from linvit.cli import main; main(['plan']); print({'torch', 'timm'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "grid    all"
     assert result.stdout.splitlines()[-1] == "set()"
