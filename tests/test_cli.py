@@ -24,7 +24,8 @@ from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = ("grid", "plan", "bench", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
+COMMANDS = ("convert", "train", "evaluate", "show", "grid", "plan", "bench", "report")
+COMMANDS += ("dataset", "source", "collect", "tables", "figure", "claims")
 
 
 @pytest.fixture(autouse=True)
@@ -79,18 +80,24 @@ def test_every_subcommand_explains_itself(capsys, command):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: linvit {command}")
-    assert ("--config" if command in ("grid", "plan") else "--out") in out
+    assert ("--config" if command in ("grid", "plan", "show") else "--out") in out
+    assert f"example:\n  linvit {command} " in out
+    lines = out.splitlines()
+    assert len(lines) <= 32, "a screen"
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_overview_names_every_subcommand(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    out = capsys.readouterr().out
-    assert all(f"    {command} " in out for command in COMMANDS)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == list(COMMANDS)
+    assert len(lines) <= 24, "a screen"
+    assert max(map(len, lines)) <= 80
 
 
-BAD_ARGUMENTS = ["", "nosuch", "train", "train {}", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
+BAD_ARGUMENTS = ["", "nosuch", "train", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
 BAD_ARGUMENTS += ["bench", "bench --throughput --batch-size 0", "bench --throughput --threads many"]
 
 
@@ -185,7 +192,9 @@ def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, cap
     run = f"results/runs/{made.name}"
     assert main(["dataset", further.model_dump_json(), "--out", "results/data/more.json"]) == 0
     assert json.loads((folder / "results/data/more.json").read_text())["images"] == {"test": TEST}
-    assert main(["ood", run, further.model_dump_json(exclude_defaults=True), "--out", f"{run}/ood/more.json"]) == 0
+    text = further.model_dump_json(exclude_defaults=True)
+    assert main(["evaluate", run, text, "--out", f"{run}/ood/more.json"]) == 0
+    assert capsys.readouterr().out.startswith(f"{run} on more: top-1 ")
     assert main(["collect", "--ood", "results/runs", "--out", "ood.csv"]) == 0
     (row,) = read_ood("ood.csv").itertuples()
     assert (row.run, row.dataset, row.images) == (made.name, "more", TEST)
@@ -301,7 +310,7 @@ def test_a_missing_source_is_told_in_one_line(folder, capsys):
 
 def test_a_run_without_a_model_is_told_in_one_line(folder, capsys):
     further = dataset(folder / "bands.npz", test_of="bands", train_size=None).model_dump_json(exclude_defaults=True)
-    assert "run/model.safetensors" in refusal(capsys, "ood", "run", further, "--out", "out.json")
+    assert "run/model.safetensors" in refusal(capsys, "evaluate", "run", further, "--out", "out.json")
     assert not (folder / "out.json").exists()
 
 

@@ -10,13 +10,18 @@ import os
 import sys
 
 from linvit import __version__
-from linvit.cli import grids, models, steps
+from linvit.cli import grids, models, reports, show, steps
 from linvit.cli.command import Command, Parser, limit_threads
 from linvit.config import RunEnded, UserError
 from linvit.config.mistakes import meant
 from linvit.logs import set_up_logging
 
-COMMANDS = {command.name: command for command in (*models.COMMANDS, *grids.COMMANDS, *steps.COMMANDS)}
+GROUPS = {
+    "models": models.COMMANDS,
+    "grids of runs": (*show.COMMANDS, *grids.COMMANDS, *reports.COMMANDS),
+    "steps of the workflow": steps.COMMANDS,
+}
+COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,9 +79,8 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _overview() -> str:
-    groups = {"models": models.COMMANDS, "grids of runs": grids.COMMANDS, "steps of the workflow": steps.COMMANDS}
     parts = ["Initialise linear vision transformers from Softmax ones."]
-    parts += ["\n".join([f"{title}:", *map(_line, commands)]) for title, commands in groups.items()]
+    parts += ["\n".join([f"{title}:", *map(_line, commands)]) for title, commands in GROUPS.items()]
     return "\n".join(parts)
 
 

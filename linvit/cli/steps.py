@@ -6,9 +6,20 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linvit.cli.command import Command, add_compute, add_decoded, add_out, compute_of, read_part
-from linvit.config import ConfigError, Dataset
-from linvit.grid import Source
+from linvit.catalogue import named
+from linvit.cli.command import (
+    Command,
+    add_compute,
+    add_config,
+    add_data,
+    add_decoded,
+    add_out,
+    compute_of,
+    dataset_and_places,
+    part_and_places,
+)
+from linvit.config import ConfigError
+from linvit.grid import Source, sources_of
 from linvit.report import FIGURES
 
 if TYPE_CHECKING:
@@ -24,21 +35,21 @@ def dataset(options: argparse.Namespace) -> None:
     from linvit.decoded import decoded
     from linvit.files import write_text
 
-    part = read_part(Dataset, options.dataset)
-    sizes = {}
+    part, places = dataset_and_places(options)
+    data, download = options.data or places.data, options.download or places.download
+    out, sizes = options.out or places.results / "data" / f"{part.name}.json", {}
     for split in part.splits:
-        found = datasets.read(part, split, options.data, download=options.download)
-        sizes[split] = len(decoded(found, part, split, options.data, options.out.parent))
-    write_text(
-        options.out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n"
-    )
+        found = datasets.read(part, split, data, download=download)
+        sizes[split] = len(decoded(found, part, split, data, out.parent))
+    write_text(out, json.dumps({"dataset": json.loads(part.model_dump_json()), "images": sizes}, indent=2) + "\n")
 
 
 def _dataset_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="the data set as JSON, or a file with it")
-    parser.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument("dataset", metavar="DATASET", help="a name of the configuration, JSON, or a file with it")
+    add_config(parser)
+    add_data(parser)
     parser.add_argument("--download", action="store_true", help="fetch it, if torchvision can")
-    add_out(parser, "the manifest to write", required=True)
+    add_out(parser, "the manifest; default: results/data/ and its name")
 
 
 def source(options: argparse.Namespace) -> None:
@@ -46,16 +57,20 @@ def source(options: argparse.Namespace) -> None:
     from linvit.ranks import joined
     from linvit.run import prepare_source
 
-    part = read_part(Source, options.source)
+    part, places = part_and_places(
+        Source, options.source, options.config, lambda study, name: named(sources_of(study), name, "source")
+    )
+    out = options.out or places.results / "sources" / part.folder
     with joined() as ranks:
-        prepare_source(part, options.out, ranks=ranks, **compute_of(options))
+        prepare_source(part, out, ranks=ranks, **compute_of(options, places))
 
 
 def _source_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="the source as JSON, or a file with it")
+    parser.add_argument("source", metavar="SOURCE", help="name/size in the configuration, JSON, or a file with it")
+    add_config(parser)
     add_compute(parser)
     add_decoded(parser)
-    add_out(parser, "folder for the weights and their manifest", required=True)
+    add_out(parser, "its folder; default: results/sources/ and its name")
 
 
 def collect(options: argparse.Namespace) -> None:
@@ -88,7 +103,7 @@ def _tables_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def figure(options: argparse.Namespace) -> None:
-    """Draw one figure into files; a file's suffix, png or pdf, is the format."""
+    """Draw one figure into files, by suffix png or pdf."""
     from linvit import results
     from linvit.figures import FIGURES, save
 
@@ -137,8 +152,8 @@ def _ood(options: argparse.Namespace) -> "DataFrame | None":
 
 
 COMMANDS = (
-    Command(dataset, _dataset_arguments, "linvit dataset cifar100.json --download --out results/data/cifar100.json"),
-    Command(source, _source_arguments, "linvit source deit.json --out results/sources/deit/small"),
+    Command(dataset, _dataset_arguments, "linvit dataset cifar100 --download"),
+    Command(source, _source_arguments, "linvit source deit/small"),
     Command(collect, _collect_arguments, "linvit collect results/runs --out runs.csv"),
     Command(tables, _tables_arguments, "linvit tables runs.csv --out tables"),
     Command(figure, _figure_arguments, "linvit figure fig4 runs.csv --out fig4.pdf fig4.png"),
