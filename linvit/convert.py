@@ -71,8 +71,7 @@ def convert(
         )
     register()
     pretrained = _pretrained(source, architecture, dict(model_kwargs or {}))
-    tokens = _tokens_of(pretrained)
-    args = _student_args(pretrained, variant, blocks, num_classes, tokens)
+    args = _student_args(pretrained, variant, blocks, num_classes)
     student = _built(args, pretrained.configuration, seed)
     initialize(student, pretrained.load() if init.copied else None, init, seed=seed)
     told = {"source": Path(source).name, "init": json.loads(init.model_dump_json(exclude_defaults=True)), "seed": seed}
@@ -139,6 +138,8 @@ def _of_folder(path: Path, kwargs: dict[str, Any]) -> Pretrained:
         classes = config.get("num_classes", images.get("num_classes"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path / CONFIG}: not timm's: {reason_of(error)}") from error
+    if architecture.startswith(LINVIT):
+        raise SourceError(f"{path}: a {architecture}, which is linearised already; allowed: a Softmax ViT")
     _check_known(architecture, f"{path / CONFIG}: no model of timm's")
     load = partial(timm.create_model, f"local-dir:{path}", pretrained=True, **kwargs)
     configuration = images | {"architecture": LINVIT, "num_classes": classes}
@@ -190,8 +191,8 @@ def _check_known(name: str, problem: str) -> None:
         raise ConfigError(f"{problem}: {name!r}{meant(name.partition('.')[0], timm.list_models())}")
 
 
-def _tokens_of(pretrained: Pretrained) -> list[str]:
-    """The tokens that the source has before its patches.
+def _outline(pretrained: Pretrained) -> VisionTransformer:
+    """The source without its values.
 
     Raises:
         ConfigError: it is no ViT of timm's `VisionTransformer` family, or refuses its arguments.
@@ -208,20 +209,24 @@ def _tokens_of(pretrained: Pretrained) -> list[str]:
             f"{pretrained.architecture}: a {type(model).__name__} cannot be linearised; allowed: timm's "
             "VisionTransformer and its subclasses"
         )
-    return prefix_tokens(dict(model.named_parameters()))
+    return model
 
 
 def _student_args(
-    pretrained: Pretrained, variant: Variant, blocks: Sequence[int] | None, num_classes: int | None, tokens: list[str]
+    pretrained: Pretrained, variant: Variant, blocks: Sequence[int] | None, num_classes: int | None
 ) -> dict[str, Any]:
     """By which timm builds the new model."""
+    outline = _outline(pretrained)
+    tokens = prefix_tokens(dict(outline.named_parameters()))
     others = [token for token in tokens if token != "cls_token[0]"]  # noqa: S105 - a token of a ViT
     if others and not variant.class_token:
         raise ConfigError(
             f"variant {variant.name!r} takes patch tokens alone, {pretrained.architecture} has {', '.join(others)}; "
             "allowed: a ViT with a class token or none, or a variant that takes others too"
         )
-    args = pretrained.args | {"base": pretrained.architecture, "variant": _settings(variant), **_skeleton(variant)}
+    args = pretrained.args | {"base": pretrained.architecture, "variant": _settings(variant)}
+    if tokens or outline.global_pool != "avg":  # where the source has a variant's skeleton already, nothing changes
+        args |= _skeleton(variant)
     args |= {"blocks": list(blocks)} if blocks is not None else {}
     return args | ({"num_classes": num_classes} if num_classes is not None else {})
 
