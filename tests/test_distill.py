@@ -414,3 +414,11 @@ def test_a_teacher_that_was_put_into_training_mode_is_put_back():
         student(images)
         assert torch.equal(distillation(images), expected)
     assert not teacher.training
+
+
+def test_a_student_that_drops_patches_is_refused_at_the_start():
+    teacher, student = models.on_grid("softmax", (4, 4)), models.on_grid("relu", (4, 4), patch_drop_rate=0.5)
+    with pytest.raises(DistillError, match="the student drops patches") as caught:
+        AttentionDistillation(teacher, student)
+    assert "\n" not in str(caught.value)
+    assert not student._forward_pre_hooks
