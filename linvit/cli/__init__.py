@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         return _failed(str(error), 2)
     except RunEnded as error:
-        return _failed(str(error), 1)
+        return _failed("; ".join(filter(None, (str(error), error.advice))), 1)
     except OSError as error:
         return _failed(_of_the_system(error), 1)
     except (MemoryError, RuntimeError) as error:
