@@ -1,8 +1,6 @@
 """The command line: each subcommand by hand, and mistakes told in one line with exit code 2."""
 
 import json
-import logging
-import os
 import re
 import subprocess
 import sys
@@ -11,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from commands import environment, refusal
 from fakes import frame, ood_frame, run
-from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, store_source, study_config, write_npz
+from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, study_config
 
 import linvit
 import linvit.run
@@ -26,43 +25,6 @@ from linvit.results import read_ood
 
 COMMANDS = ("convert", "train", "evaluate", "show", "grid", "plan", "bench", "report")
 COMMANDS += ("dataset", "source", "collect", "tables", "figure", "claims")
-
-
-@pytest.fixture(autouse=True)
-def _own_logging():
-    """What `main` sets up for a process is taken back."""
-    root, timm_level = logging.getLogger(), logging.getLogger("timm").level
-    level = root.level
-    yield
-    root.setLevel(level)
-    logging.getLogger("timm").setLevel(timm_level)
-    logging.captureWarnings(False)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """The working directory, with images, a source and a configuration."""
-    monkeypatch.chdir(tmp_path)
-    npz = write_npz(tmp_path / "bands.npz")
-    store_source(tmp_path / "results" / "sources")
-    (tmp_path / "config.yaml").write_text(yaml.dump(study_config(npz), sort_keys=False))
-    return tmp_path
-
-
-def environment() -> dict[str, str]:
-    """A child's environment, in which it finds the package that is tested here."""
-    return os.environ | {"PYTHONPATH": str(Path(linvit.__file__).parents[1])}
-
-
-def refusal(capsys, *arguments: str | Path) -> str:
-    """The one line on stderr with which a command ends with exit code 2; nothing is on stdout."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith("linvit: error: ")
-    return err.strip()
 
 
 # --- help -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_cli import folder, refusal  # noqa: F401 - a fixture
+from commands import refusal
 from test_convert import DEIT, SMALL, source
 from tiny import CLASSES, TEST, dataset, spec
 
@@ -20,7 +20,7 @@ from linvit.trained import MODEL, save_model
 RUN = "bands/wee/relu/copy/old/seed1"
 
 
-def test_a_folder_is_converted_opened_and_evaluated(folder, capsys):  # noqa: F811
+def test_a_folder_is_converted_opened_and_evaluated(folder, capsys):
     source(folder / "teacher", in_chans=1, num_classes=CLASSES)
     command = ["convert", "teacher", "--variant", "relu", "--init", "copy", "--blocks", "0", "-1", "--out", "mine"]
     assert main(command) == 0
@@ -33,7 +33,7 @@ def test_a_folder_is_converted_opened_and_evaluated(folder, capsys):  # noqa: F8
     assert (found["model"], found["dataset"]["name"]) == ("linvit", "bands")
 
 
-def test_a_file_is_converted_by_its_architecture(folder):  # noqa: F811
+def test_a_file_is_converted_by_its_architecture(folder):
     torch.save(source(folder / "teacher").state_dict(), "deit.pth")
     arguments = [f"{key}={value}" for key, value in SMALL.items()]
     command = [
@@ -53,7 +53,7 @@ def test_a_file_is_converted_by_its_architecture(folder):  # noqa: F811
     assert type(linvit.load("mine").blocks[0].attn).__name__ == "EluAttention"
 
 
-def test_a_run_is_converted_as_it_is_and_evaluates_as_it_did(folder, capsys):  # noqa: F811
+def test_a_run_is_converted_as_it_is_and_evaluates_as_it_did(folder, capsys):
     assert main(["train", RUN]) == 0
     metrics = json.loads(Path("results/runs", RUN, "metrics.json").read_text())
     assert main(["convert", f"results/runs/{RUN}", "--out", "mine"]) == 0
@@ -65,7 +65,7 @@ def test_a_run_is_converted_as_it_is_and_evaluates_as_it_did(folder, capsys):  #
     assert "leave out --variant" in line
 
 
-def test_a_run_is_trained_by_its_name_in_its_studys_places(folder, monkeypatch):  # noqa: F811
+def test_a_run_is_trained_by_its_name_in_its_studys_places(folder, monkeypatch):
     config = yaml.safe_load((folder / "config.yaml").read_text()) | {"results": "made", "data": "images"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     calls = []
@@ -79,18 +79,18 @@ def test_a_run_is_trained_by_its_name_in_its_studys_places(folder, monkeypatch):
     assert isinstance(made, RunSpec)
 
 
-def test_what_is_no_run_is_told_with_the_one_that_was_meant(folder, capsys):  # noqa: F811
+def test_what_is_no_run_is_told_with_the_one_that_was_meant(folder, capsys):
     line = refusal(capsys, "train", RUN.replace("relu", "rleu"))
     assert f"did you mean '{RUN}'?; linvit grid --grid NAME lists them" in line
 
 
-def test_a_missing_source_is_told_with_the_command_that_prepares_it(folder, capsys):  # noqa: F811
+def test_a_missing_source_is_told_with_the_command_that_prepares_it(folder, capsys):
     (folder / "results/sources/old/wee/source.json").unlink()
     assert "linvit source old/wee prepares it" in refusal(capsys, "train", RUN)
     assert not list(Path("results").rglob("*.bin")), "images were decoded first"
 
 
-def test_sources_and_data_sets_are_prepared_by_name(folder):  # noqa: F811
+def test_sources_and_data_sets_are_prepared_by_name(folder):
     Path("results/sources/old/wee/weights.safetensors").rename("old.safetensors")
     Path("results/sources/old/wee/source.json").unlink()
     assert main(["source", "old/wee"]) == main(["dataset", "bands"]) == 0
@@ -98,14 +98,14 @@ def test_sources_and_data_sets_are_prepared_by_name(folder):  # noqa: F811
     assert json.loads(Path("results/data/bands.json").read_text())["images"]["test"] == TEST
 
 
-def test_mistakes_of_a_conversion_are_told_in_one_line(folder, capsys):  # noqa: F811
+def test_mistakes_of_a_conversion_are_told_in_one_line(folder, capsys):
     assert "--variant: missing; allowed: relu" in refusal(capsys, "convert", DEIT, "--out", "mine")
     line = refusal(capsys, "convert", DEIT, "--variant", "rleu", "--out", "mine")
     assert "no variant 'rleu'; allowed: relu; did you mean 'relu'?" in line
     assert not Path("mine").exists()
 
 
-def test_a_data_set_that_is_none_of_the_models_is_told_in_one_line(folder, capsys):  # noqa: F811
+def test_a_data_set_that_is_none_of_the_models_is_told_in_one_line(folder, capsys):
     made = spec("x")
     save_model(build_student(made, None), made, folder / "run" / MODEL)
     other = dataset(folder / "bands.npz", name="other")
