@@ -94,7 +94,9 @@ def _converted(folder: Path, dataset: Dataset) -> Opened:
         raise ConfigError(f"{folder / CONFIG}: {first_mistake(error, Recipe)}") from None
     size = Size.model_construct(name="converted", image_size=height, channels=channels)
     statistics = {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
-    return Opened(model, {"model": model.pretrained_cfg["architecture"]}, statistics, recipe, size)
+    config = json.loads((folder / CONFIG).read_bytes())
+    origin = {key: config[key] for key in ("architecture", "model_args", "linvit") if key in config}
+    return Opened(model, {"model": origin}, statistics, recipe, size)
 
 
 def _check_classes(classes: int, dataset: Dataset) -> None:

@@ -155,7 +155,10 @@ def printed_tables(rows: Iterable[Row]) -> list[str]:
 
 def need_of(name: str) -> str:
     """What a figure, or a table of the paper, is made of."""
-    return NEEDS.get(name) or f"runs of {published.tables()[name].what.removeprefix('Top-1 accuracy (%) of ')}"
+    if name in NEEDS:
+        return NEEDS[name]
+    table = published.tables()[name]
+    return f"runs of {table.what.removeprefix('Top-1 accuracy (%) of ')} ({table.title})"
 
 
 def _default(rows: Iterable[Row]) -> list[Row]:
@@ -206,7 +209,7 @@ def _sweeps_weights(rows: Sequence[Row]) -> bool:
 
 
 def _has_other_losses(rows: Sequence[Row]) -> bool:
-    return any(row["start"] == "copy" and row["distill_target"] not in (None, *PAPERS_LOSSES) for row in rows)
+    return any(row["start"] == "copy" and row["distill"] and row["distill_target"] not in PAPERS_LOSSES for row in rows)
 
 
 FIGURES: dict[str, Callable[[Sequence[Row]], bool]] = {

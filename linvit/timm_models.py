@@ -17,7 +17,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, is_model, r
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 from linvit.catalogue import SIZES, VARIANTS, named
-from linvit.config import Size, Variant
+from linvit.config import ConfigError, Size, Variant
 from linvit.vit import fix_positions, linearize, variant_vit
 
 __all__ = ["register"]
@@ -122,6 +122,8 @@ def configuration_of(base: str) -> dict[str, Any]:
 def _linearized(
     base: str, variant: str | Mapping[str, Any], blocks: Sequence[int] | None, **options: Any
 ) -> VisionTransformer:
+    if not is_model(base.partition(".")[0]):  # nor anything that timm would fetch, such as hf-hub:...
+        raise ConfigError(f"base: no model of timm's: {base!r}")
     variant = named(VARIANTS, variant, "variant") if isinstance(variant, str) else Variant.model_validate(dict(variant))
     model = timm.create_model(base, **options)
     if variant.positions == "sincos":

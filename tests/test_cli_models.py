@@ -30,7 +30,7 @@ def test_a_folder_is_converted_opened_and_evaluated(folder, capsys):
     found = json.loads((folder / "found.json").read_text())
     line = f"mine on bands: top-1 {found['top1']:.2f} %, top-5 100.00 %, {TEST} images\n"
     assert capsys.readouterr().out == line
-    assert (found["model"], found["dataset"]["name"]) == ("linvit", "bands")
+    assert (found["model"]["linvit"]["init"]["name"], found["dataset"]["name"]) == ("copy", "bands")
 
 
 def test_a_file_is_converted_by_its_architecture(folder):

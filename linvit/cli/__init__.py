@@ -27,6 +27,9 @@ COMMANDS = {command.name: command for commands in GROUPS.values() for command in
 def main(arguments: list[str] | None = None) -> int:
     options = _parsed(sys.argv[1:] if arguments is None else arguments)
     set_up_logging()
+    # Operators may be in files of the working directory, where `python -m` looks and an installed script does not.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     try:
         limit_threads(getattr(options, "threads", None))
         options.run(options)

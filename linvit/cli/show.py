@@ -25,9 +25,9 @@ from linvit.grid import expand
 
 
 def show(options: argparse.Namespace) -> None:
-    """List what a configuration has to choose from; with NAME, one entry whole.
+    """List what there is to choose from, or one entry whole.
 
-    Without a config.yaml: the variants, inits and sizes that come with the package.
+    TABLE is one of the configuration's; without a config.yaml, variants, inits and sizes are those of the package.
     """
     if options.table not in TABLES:
         raise ConfigError(f"no table {options.table!r}; allowed: {names(TABLES)}{meant(options.table, TABLES)}")
