@@ -213,3 +213,37 @@ def test_a_second_conversion_is_refused(tmp_path):
     source(tmp_path / "teacher")
     convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
     assert "linearised already" in refused(str(tmp_path / "out"), tmp_path / "again", **RELU)
+
+
+STRANGE = {
+    "no JSON": "{",
+    "nothing in it": "{}",
+    "a list": "[]",
+    "no architecture of timm's": {"architecture": "nosuch"},
+    "another kind of model": {"architecture": "resnet18", "model_args": {}},
+    "a base on timm's hub": {"base": "hf-hub:someone/vit"},
+    "a base in another folder": {"base": "local-dir:.."},
+    "no class": {"variant": {"name": "x", "target": "os:system"}},
+    "no module": {"variant": {"name": "x", "target": "nosuch.module:X"}},
+    "no variant": {"variant": 3},
+    "an unknown argument": {"nosuch": 1},
+    "other sizes": {"embed_dim": 32},
+}
+
+
+@pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
+def test_a_strange_configuration_is_told_in_one_line(change, tmp_path, monkeypatch):
+    source(tmp_path / "teacher")
+    convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
+    path = tmp_path / "out/config.json"
+    config = json.loads(path.read_text())
+    if isinstance(change, dict):
+        # An argument of the model, unless it is a key of the whole file.
+        config = config | change if "architecture" in change else config | {"model_args": config["model_args"] | change}
+        path.write_text(json.dumps(config))
+    else:
+        path.write_text(change)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    with pytest.raises(UserError) as caught:
+        linvit.load(tmp_path / "out")
+    assert one_line(caught.value).startswith(str(tmp_path / "out"))

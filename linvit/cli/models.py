@@ -43,22 +43,25 @@ def convert(options: argparse.Namespace) -> None:
     if is_run(source):
         if options.variant or options.blocks or options.model:
             raise ConfigError(f"{source}: a run's model is written as it is; leave out --variant, --blocks and --model")
-        model = export(source, options.out)
+        model, copied = export(source, options.out), "all"
     elif not options.variant:
         raise ConfigError(f"--variant: missing; allowed: {', '.join(parts_of('variants', options.config))}")
     else:
+        variant = named(parts_of("variants", options.config), options.variant, "variant")
+        init = named(parts_of("inits", options.config), options.init, "init")
+        copied = ", ".join(init.copied) or "nothing"
         model = convert_model(
             options.source,
             options.out,
-            variant=named(parts_of("variants", options.config), options.variant, "variant"),
-            init=named(parts_of("inits", options.config), options.init, "init"),
+            variant=variant,
+            init=init,
             blocks=options.blocks,
             architecture=options.model,
             model_kwargs=dict(options.model_kwargs or ()),
             num_classes=options.num_classes,
             seed=options.seed,
         )
-    print(f"{options.out}: {_told(model)}")
+    print(f"{options.out}: {_told(model)}; copied: {copied}")
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from linvit.cli.command import (
     part_and_places,
 )
 from linvit.config import ConfigError
+from linvit.config.mistakes import meant, names
 from linvit.grid import Source, sources_of
 from linvit.report import FIGURES
 
@@ -108,7 +109,7 @@ def figure(options: argparse.Namespace) -> None:
     from linvit.figures import FIGURES, save
 
     if options.name not in FIGURES:
-        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
+        raise ConfigError(f"no figure {options.name!r}; allowed: {names(FIGURES)}{meant(options.name, FIGURES)}")
     choice = {"source": options.source} if options.source else {}
     drawn = FIGURES[options.name](results.read_runs(options.runs), **choice)
     for path in options.out:
