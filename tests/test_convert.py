@@ -179,6 +179,8 @@ def test_what_cannot_be_converted_is_refused_in_one_line_before_weights_are_fetc
     assert "dist_token[0]" in refused("deit_small_distilled_patch16_224", out, **mhla)
     assert "blocks: 12 is none" in refused(DEIT, out, blocks=[12], **RELU)
     assert "refused its arguments" in refused(DEIT, out, model_kwargs={"nosuch": 1}, **RELU)
+    whole = {"variant": VARIANTS["relu"], "init": changed(FULLCOPY, name="whole", copy=[*FULLCOPY.copied, "head"])}
+    assert "head.weight: the source's shape [1000, 384]" in refused(DEIT, out, num_classes=7, **whole)
     assert "positions sincos" in refused(DEIT, out, model_kwargs={"pos_embed": "none"}, **mhla)
     assert not out.exists()
 
