@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from linvit.attention import Attention
     from linvit.config import Init, UserError, Variant
     from linvit.distill import AttentionDistillation
+    from linvit.folders import load
     from linvit.init import initialize
     from linvit.maps import attention_map
     from linvit.timm_models import register
@@ -27,6 +28,7 @@ __all__ = [
     "attention_map",
     "initialize",
     "linearize",
+    "load",
     "register",
 ]
 
@@ -39,6 +41,7 @@ _MODULES = {
     "attention_map": "linvit.maps",
     "initialize": "linvit.init",
     "linearize": "linvit.vit",
+    "load": "linvit.folders",
     "register": "linvit.timm_models",
 }
 

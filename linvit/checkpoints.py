@@ -82,8 +82,11 @@ class Checkpoint:
         return {"converted": {"layout": self.layout, "dropped": self.dropped}} if self.dropped else {}
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, *, of_study: bool = True) -> Checkpoint:
     """A checkpoint from safetensors or a PyTorch file, on the CPU; never runs code of the file.
+
+    Args:
+        of_study: Whether to refuse what has a Softmax ViT's parameters but is no source of the study.
 
     Raises:
         CheckpointError: says what the file is instead; the path is for the caller to name.
@@ -92,17 +95,18 @@ def read(path: Path) -> Checkpoint:
         raw = load_file(path) if path.suffix == ".safetensors" else load(path)
     except Exception as error:  # whatever a damaged file makes the readers raise
         raise CheckpointError(f"cannot be read as a checkpoint of plain tensors: {_reason(error)}") from error
-    return convert(raw)
+    return convert(raw, of_study=of_study)
 
 
-def convert(raw: Any) -> Checkpoint:
+def convert(raw: Any, *, of_study: bool = True) -> Checkpoint:
     """Find the ViT in what a file holds and name its tensors as timm does.
 
     Raises:
         CheckpointError: it holds no state dict, tensors that no layout accounts for, or what cannot be a source.
     """
     state, dropped = _state_of(raw)
-    _refuse_other_models(raw, state)
+    if of_study:
+        _refuse_other_models(raw, state)
     layout = next(layout for layout in LAYOUTS if any(re.match(layout.backbone, key) for key in state))
     tensors, unknown = {}, []
     for key, tensor in state.items():

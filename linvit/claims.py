@@ -170,9 +170,9 @@ def judge(runs: pd.DataFrame, ood: pd.DataFrame | None = None) -> list[Judgement
     ]
 
 
-def claims_text(runs: pd.DataFrame, ood: pd.DataFrame | None = None) -> str:
+def claims_text(runs: pd.DataFrame, ood: pd.DataFrame | None = None, judgements: list[Judgement] | None = None) -> str:
     """The page of claims in Markdown: a summary, the rules, then each claim with its effect per variant."""
-    judgements = judge(runs, ood)
+    judgements = judgements or judge(runs, ood)
     sections = [_introduction(runs, ood), _summary(judgements), _rules(), *map(_section, judgements)]
     return "\n\n".join(sections) + "\n"
 

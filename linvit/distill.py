@@ -244,6 +244,10 @@ def check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
         for of_teacher, of_student in pairs:
             if of_teacher != of_student:
                 raise DistillError(f"teacher and student differ in {what}: {of_teacher} and {of_student}")
+    if not isinstance(student.patch_drop, nn.Identity):
+        raise DistillError(
+            "the student drops patches, whose attention nothing is matched to; allowed: patch_drop_rate 0"
+        )
     of_teacher, of_student = (prefix_tokens(dict(vit.named_parameters())) for vit in (teacher, student))
     if of_student and of_student != of_teacher:
         teachers = ", ".join(of_teacher) or "none"

@@ -28,11 +28,14 @@ CHECK_EVERY = 20  # steps between looks at the losses; a look waits for the devi
 class NonFiniteLoss(RunEnded):
     """The loss became NaN or infinite."""
 
+    advice = "lower the recipe's lr, or set its precision: float32"
+
 
 class Interrupted(RunEnded):
     """Training was asked to stop, and did so after writing a checkpoint."""
 
     interrupted = True
+    advice = "the same command goes on from there"
 
 
 def fit(

@@ -8,6 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.utils.model import unwrap_model
 from torch import Tensor, nn
 
+from linvit.attention.able import operators
 from linvit.attention.softmax import softmax_map
 from linvit.config import UserError
 
@@ -26,7 +27,8 @@ def map_of(attention: nn.Module) -> Callable[[Tensor], Tensor]:
         return attention.attention_map
     if isinstance(attention, timm.layers.Attention):
         return lambda tokens: softmax_map(attention, tokens)
-    raise MapError(f"{type(attention).__name__} has no attention map; softmax, elu, relu and inline have one")
+    have_one = operators(lambda kind: hasattr(kind, "attention_map"))
+    raise MapError(f"{type(attention).__name__} has no attention map; allowed: {have_one}")
 
 
 @torch.no_grad()

@@ -172,7 +172,7 @@ def text(plan: Plan, table: Path) -> str:
         (line.name, f"{line.needed:,}", f"{len(line.tasks):,}", f"{line.cached:,}", *_costs(plan, line.todo))
         for line in plan.lines
     ]
-    headers = ("for", "needs", "new", "cached", "M images", "hours")
+    headers = ("for", "needs", "not above", "cached", "M images", "hours")
     return "\n\n".join(
         (
             tabulate(_totals(plan), tablefmt="plain", disable_numparse=True),
@@ -216,8 +216,8 @@ def _sum(values: Sequence[float | None], unit: float = 1.0) -> str:
 def _notes(plan: Plan, table: Path) -> list[str]:
     tasks, known = plan.todo, plan.by_workload
     notes = [
-        "new: needed by no line above; images (millions, to train on) and hours (of one device, without reading and "
-        "augmenting images) are those of the new ones that are not cached."
+        "not above: of those needed, what no line above needs too; of these are the cached ones, and of what is not "
+        "cached the images (millions, to train on) and hours (of one device, without reading and augmenting images)."
     ]
     if unsized := dict.fromkeys(task.dataset.name for task in tasks if None in (task.images, task.test_images)):
         notes.append(f"Left out, as datasets.*.train_size or test_size does not tell: {', '.join(unsized)}.")

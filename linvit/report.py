@@ -45,6 +45,16 @@ SECTIONS = {
     "tableF": "C.5 Statistical significance",
 }
 """The paper's section that each of its figures and tables is of."""
+NEEDS = {
+    "fig2": "runs of Random, Mimetic, Impulse or Copy without Distill",
+    "fig3": "Copy w/ Distill beside the same seed's Copy",
+    "fig4": "runs of MLPCopy or FullCopy, or w/ Distill",
+    "fig5": "Copy w/ Distill at several weights of the paper's losses, other things equal",
+    "figA": "what Figure 4 needs, at size small",
+    "figB": "what Figure 4 needs, at size tiny",
+    "losses": "Copy with a loss of another work",
+}
+"""What a figure needs, in words; a table needs some of the runs of its cells."""
 OWN_TITLES = {"top1": "Top-1 accuracy", "losses": "Losses of other works"}
 """Of what the paper has not."""
 
@@ -122,7 +132,12 @@ def tables_of(specs: Iterable[RunSpec], evaluations: Iterable[Evaluation] = ()) 
 
 def figures_of(specs: Iterable[RunSpec]) -> list[str]:
     """The figures that these runs can fill, at least in part."""
-    rows = list(map(identity, specs))
+    return figures_in(map(identity, specs))
+
+
+def figures_in(rows: Iterable[Row]) -> list[str]:
+    """The same, of rows of a table of runs."""
+    rows = list(rows)
     shown = {"losses": rows, "fig5": _of_most_used_source(rows)}
     default = _of_most_used_source(_default(rows))
     return [name for name, has_panels in FIGURES.items() if has_panels(_students(shown.get(name, default)))]
@@ -136,6 +151,14 @@ def printed_tables(rows: Iterable[Row]) -> list[str]:
         for name, table in published.tables().items()
         if any(cell.runs and any(map(cell.runs.match, rows)) for cell in table.cells())
     ]
+
+
+def need_of(name: str) -> str:
+    """What a figure, or a table of the paper, is made of."""
+    if name in NEEDS:
+        return NEEDS[name]
+    table = published.tables()[name]
+    return f"runs of {table.what.removeprefix('Top-1 accuracy (%) of ')} ({table.title})"
 
 
 def _default(rows: Iterable[Row]) -> list[Row]:
@@ -186,7 +209,7 @@ def _sweeps_weights(rows: Sequence[Row]) -> bool:
 
 
 def _has_other_losses(rows: Sequence[Row]) -> bool:
-    return any(row["start"] == "copy" and row["distill_target"] not in (None, *PAPERS_LOSSES) for row in rows)
+    return any(row["start"] == "copy" and row["distill"] and row["distill_target"] not in PAPERS_LOSSES for row in rows)
 
 
 FIGURES: dict[str, Callable[[Sequence[Row]], bool]] = {

@@ -58,9 +58,9 @@ def train(
     options = {"device": device, "workers": workers, "ranks": ranks}
     if ranks.first:
         write_text(folder / "spec.json", spec.to_json() + "\n")
+    weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None  # before images are decoded
     train_data = decoded.read(spec.dataset, "train", data_root, decoded_folder, ranks) if spec.init.train else None
     test_data = decoded.read(spec.dataset, "test", data_root, decoded_folder, ranks)
-    weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None
     warn_of_other_statistics(spec, weights)
     student = build_student(spec, weights).to(device)
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)

@@ -122,6 +122,11 @@ def load(folder: Path) -> Weights:
     Raises:
         SourceError: it is missing, or its bytes are not those its manifest names.
     """
+    if not (folder / MANIFEST).exists():
+        raise SourceError(
+            f"{folder / MANIFEST}: not found; linvit source {folder.parent.name}/{folder.name} prepares it, where "
+            "config.yaml has that source"
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         found, expected = sha256_of(folder / WEIGHTS), manifest["weights_sha256"]

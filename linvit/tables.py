@@ -73,12 +73,15 @@ def compare(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"paper_std": float})
 
 
-def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | None = None) -> None:
+def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | None = None) -> list[str]:
     """Write `top1` and those of the paper's tables that the runs can fill, as csv, Markdown, HTML and LaTeX; and
     `runs.html`, a line per run.
 
     Args:
         ood: Out-of-distribution results, which Table 2 is made of.
+
+    Returns:
+        The names of the tables.
     """
     page.write(Path(folder) / "runs.html", _all_runs(runs))
     summary = summarise(runs)
@@ -86,10 +89,12 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
     runs = default_runs(runs)
     if ood is not None:
         runs = pd.concat([runs, default_runs(ood)])
-    for name in printed_tables(runs.to_dict("records")):
+    printed = printed_tables(runs.to_dict("records"))
+    for name in printed:
         table = tables()[name]
         numbers = compare(table, runs)
         _write(Path(folder) / name, numbers, [_beside_the_paper(name, table, numbers)])
+    return ["top1", *printed]
 
 
 def _write(path: Path, numbers: pd.DataFrame, sections: list["_Section"], *heading: str) -> None:

@@ -87,7 +87,15 @@ def prefix_tokens(parameters: Mapping[str, Tensor]) -> list[str]:
 
 
 def fix_positions(vit: VisionTransformer) -> None:
-    """Replace learned positions by fixed 2-D sin-cos ones, [1, p + h w, C]; prefix tokens get zeros."""
+    """Replace learned positions by fixed 2-D sin-cos ones, [1, p + h w, C]; prefix tokens get zeros.
+
+    Raises:
+        ConfigError: the ViT has no positions, or a width that is no multiple of 4.
+    """
+    if vit.pos_embed is None:
+        raise ConfigError("positions sincos: this ViT adds no positions to its tokens; allowed: pos_embed='learn'")
+    if vit.embed_dim % 4:
+        raise ConfigError(f"positions sincos: width {vit.embed_dim}; allowed: a multiple of 4")
     table = build_sincos2d_pos_embed(vit.patch_embed.grid_size, dim=vit.embed_dim)
     prefix = torch.zeros(vit.pos_embed.shape[1] - len(table), vit.embed_dim)
     vit.pos_embed = nn.Parameter(torch.cat([prefix, table])[None], requires_grad=False)

@@ -47,7 +47,7 @@ def write_metrics(folder: Path, spec: RunSpec, score: float, **changes) -> Path:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, score: float) -> None:
-    """A file of `linvit ood`."""
+    """A file of `linvit evaluate`, for a run out of distribution."""
     path = folder / f"{evaluation.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     of_what = json.loads(evaluation.model_dump_json(exclude_defaults=True))

@@ -1,8 +1,7 @@
 """The command line: each subcommand by hand, and mistakes told in one line with exit code 2."""
 
 import json
-import logging
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,57 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from commands import environment, refusal
 from fakes import frame, ood_frame, run
-from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, store_source, study_config, write_npz
+from tiny import CONFIG, RECIPE, TEST, TRAIN, changed, dataset, source, spec, study_config
 
 import linvit
 import linvit.run
 import linvit.throughput
 from linvit import results
-from linvit.__main__ import main, parser
+from linvit.cli import main, parser
 from linvit.fit import NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = ("grid", "plan", "bench", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
-
-
-@pytest.fixture(autouse=True)
-def _own_logging():
-    """What `main` sets up for a process is taken back."""
-    root, timm_level = logging.getLogger(), logging.getLogger("timm").level
-    level = root.level
-    yield
-    root.setLevel(level)
-    logging.getLogger("timm").setLevel(timm_level)
-    logging.captureWarnings(False)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """The working directory, with images, a source and a configuration."""
-    monkeypatch.chdir(tmp_path)
-    npz = write_npz(tmp_path / "bands.npz")
-    store_source(tmp_path / "results" / "sources")
-    (tmp_path / "config.yaml").write_text(yaml.dump(study_config(npz), sort_keys=False))
-    return tmp_path
-
-
-def environment() -> dict[str, str]:
-    """A child's environment, in which it finds the package that is tested here."""
-    return os.environ | {"PYTHONPATH": str(Path(linvit.__file__).parents[1])}
-
-
-def refusal(capsys, *arguments: str | Path) -> str:
-    """The one line on stderr with which a command ends with exit code 2; nothing is on stdout."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith("linvit: error: ")
-    return err.strip()
+COMMANDS = ("convert", "train", "evaluate", "show", "grid", "plan", "bench", "report")
+COMMANDS += ("dataset", "source", "collect", "tables", "figure", "claims")
 
 
 # --- help -------------------------------------------------------------------------------------------------
@@ -68,7 +32,7 @@ def refusal(capsys, *arguments: str | Path) -> str:
 
 def test_the_subcommands_are_those_documented():
     (commands,) = (action for action in parser()._actions if action.choices)
-    assert tuple(commands.choices) == COMMANDS
+    assert sorted(commands.choices) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,18 +42,24 @@ def test_every_subcommand_explains_itself(capsys, command):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: linvit {command}")
-    assert ("--config" if command in ("grid", "plan") else "--out") in out
+    assert ("--config" if command in ("grid", "plan", "show") else "--out") in out
+    assert f"example:\n  linvit {command} " in out
+    lines = out.splitlines()
+    assert len(lines) <= 32, "a screen"
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_overview_names_every_subcommand(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    out = capsys.readouterr().out
-    assert all(f"    {command} " in out for command in COMMANDS)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == list(COMMANDS)
+    assert len(lines) <= 24, "a screen"
+    assert max(map(len, lines)) <= 80
 
 
-BAD_ARGUMENTS = ["", "nosuch", "train", "train {}", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
+BAD_ARGUMENTS = ["", "nosuch", "train", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
 BAD_ARGUMENTS += ["bench", "bench --throughput --batch-size 0", "bench --throughput --threads many"]
 
 
@@ -98,7 +68,8 @@ def test_arguments_that_are_none_end_with_code_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
     assert caught.value.code == 2
-    assert "usage: linvit" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"linvit( \w+)?: error: .*; see linvit( \w+)? --help$", line)
 
 
 # --- doing the work ---------------------------------------------------------------------------------------
@@ -121,14 +92,14 @@ def test_grid_lists_the_configurations_own_choice_from_the_working_directory(fol
 
 def test_grid_lists_without_importing_torch(folder):
     """On a login node."""
-    code = "import sys; from linvit.__main__ import main; main(['grid']); print({'torch', 'timm'} & set(sys.modules))"
+    code = "import sys; from linvit.cli import main; main(['grid']); print({'torch', 'timm'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "bands/wee/relu/random/none/seed0"
     assert result.stdout.splitlines()[4:] == ["set()"]
 
 
 def test_plan_tells_what_a_grid_costs_without_importing_torch(folder):
-    code = "import sys; from linvit.__main__ import main; main(['plan']); print({'torch', 'timm'} & set(sys.modules))"
+    code = "import sys; from linvit.cli import main; main(['plan']); print({'torch', 'timm'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "grid    all"
     assert result.stdout.splitlines()[-1] == "set()"
@@ -183,7 +154,9 @@ def test_the_commands_carry_a_run_from_its_data_to_the_table_of_runs(folder, cap
     run = f"results/runs/{made.name}"
     assert main(["dataset", further.model_dump_json(), "--out", "results/data/more.json"]) == 0
     assert json.loads((folder / "results/data/more.json").read_text())["images"] == {"test": TEST}
-    assert main(["ood", run, further.model_dump_json(exclude_defaults=True), "--out", f"{run}/ood/more.json"]) == 0
+    text = further.model_dump_json(exclude_defaults=True)
+    assert main(["evaluate", run, text, "--out", f"{run}/ood/more.json"]) == 0
+    assert capsys.readouterr().out.startswith(f"{run} on more: top-1 ")
     assert main(["collect", "--ood", "results/runs", "--out", "ood.csv"]) == 0
     (row,) = read_ood("ood.csv").itertuples()
     assert (row.run, row.dataset, row.images) == (made.name, "more", TEST)
@@ -299,7 +272,7 @@ def test_a_missing_source_is_told_in_one_line(folder, capsys):
 
 def test_a_run_without_a_model_is_told_in_one_line(folder, capsys):
     further = dataset(folder / "bands.npz", test_of="bands", train_size=None).model_dump_json(exclude_defaults=True)
-    assert "run/model.safetensors" in refusal(capsys, "ood", "run", further, "--out", "out.json")
+    assert "run/model.safetensors" in refusal(capsys, "evaluate", "run", further, "--out", "out.json")
     assert not (folder / "out.json").exists()
 
 
@@ -366,7 +339,8 @@ def test_a_loss_that_is_no_number_ends_with_code_1_and_one_line(folder, capsys, 
 
     monkeypatch.setattr(linvit.run, "train", diverge)
     assert main(["train", spec("x").to_json(), "--out", "run"]) == 1
-    assert capsys.readouterr().err.splitlines() == ["linvit: error: loss is not finite at epoch 3, step 7"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("linvit: error: loss is not finite at epoch 3, step 7; lower the recipe's lr")
 
 
 def test_a_mistake_of_the_programs_is_not_hidden(folder, monkeypatch):

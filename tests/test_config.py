@@ -213,6 +213,16 @@ def test_a_recipe_of_the_paper_is_what_the_paper_says(recipe):
     assert found.eval_every == 1
 
 
+def test_a_misspelt_key_and_the_one_that_it_leaves_missing_are_one_mistake():
+    sizes = RAW["sizes"]["mini"]
+    misspelt = {{"depth": "detph"}.get(key, key): value for key, value in sizes.items()}
+    text = refusal(with_value(("sizes", "mini"), misspelt))
+    assert text.endswith("; did you mean 'depth'?")
+    # One that is missing for itself is another.
+    del misspelt["heads"]
+    assert refusal(with_value(("sizes", "mini"), misspelt)).endswith("(and 1 more mistake)")
+
+
 # --- unknown keys, dangling names, missing keys -----------------------------------------------------------
 
 

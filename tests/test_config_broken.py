@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from test_config import CONFIG, RAW, dotted, refusal, with_value, without_guess
 
-from linvit.__main__ import main
+from linvit.cli import main
 from linvit.config import ConfigError, Study, load_study, study_from
 from linvit.grid import expand, sources_of
 

@@ -434,3 +434,11 @@ def test_an_error_inside_a_pass_that_ends_early_is_an_error():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="shapes"), ending_after(model[1]):
         model(torch.zeros(1, 2))
+
+
+def test_a_student_that_drops_patches_is_refused_at_the_start():
+    teacher, student = models.on_grid("softmax", (4, 4)), models.on_grid("relu", (4, 4), patch_drop_rate=0.5)
+    with pytest.raises(DistillError, match="the student drops patches") as caught:
+        AttentionDistillation(teacher, student)
+    assert "\n" not in str(caught.value)
+    assert not student._forward_pre_hooks

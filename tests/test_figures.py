@@ -267,3 +267,9 @@ def test_other_formats_are_refused_and_no_global_state_is_left(tmp_path):
         save(figure, tmp_path / "figure.svg")
     assert plt.get_fignums() == []
     assert plt.rcParams["font.size"] == font
+
+
+@pytest.mark.parametrize(("draw", "size"), [(figA, "small"), (figB, "tiny")])
+def test_an_empty_figure_of_one_size_names_it(draw, size):
+    (ax,) = draw(frame([run("fullcopy", size="mini")])).axes
+    assert texts(ax) == [f"No runs of these initialisations at size {size}."]

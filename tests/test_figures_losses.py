@@ -7,7 +7,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from linvit.__main__ import main
+from linvit.cli import main
 from linvit.config import load_study
 from linvit.figures import save
 from linvit.figures.losses import COPY, LOSSES, MEAN, OWN_WEIGHTS, losses

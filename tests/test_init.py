@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from linvit.attention.kernel import ReluAttention
-from linvit.config import Init, Size, Variant
+from linvit.config import ConfigError, Init, Size, Variant
 from linvit.init import CopyError, CopyWeights, Impulse, Mimetic, initialize
 from linvit.init.copy import BACKBONE
 
@@ -342,3 +342,13 @@ def test_weights_are_not_changed_by_copying_from_them():
     CopyWeights(source, BACKBONE)(student)
     models.perturb(student, 1.0, seed=0)  # a student that shared memory with its source would drag it along
     assert not differing(source.tensors, before.tensors)
+
+
+def test_a_strategy_that_distils_is_refused_with_the_two_calls_that_do_it():
+    with pytest.raises(
+        ConfigError, match=r"initialize\(..., 'fullcopy'\), then linvit.AttentionDistillation"
+    ) as caught:
+        initialize(models.student("relu"), models.source(), "fullcopy-distill")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="no strategy 'half-distill'; allowed: random, "):
+        initialize(models.student("relu"), models.source(), "half-distill")

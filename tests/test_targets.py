@@ -64,10 +64,17 @@ def test_what_may_be_there_is_accepted_and_not_imported(folder, target):
     [
         ("mine:Mien", "no 'Mien' in {folder}/mine.py; allowed: Mine; did you mean 'Mine'?"),
         ("pack.deep:Other", "no 'Other' in {folder}/pack/deep.py; allowed: Mine"),
-        ("mien:Mine", "no module 'mien'; allowed: one that is installed, or a file beside config.yaml"),
-        ("pack.dep:Mine", "no module 'pack.dep'; allowed: "),
+        (
+            "mien:Mine",
+            "no module 'mien'; allowed: one that is installed, or a file beside config.yaml; did you mean 'mine'?",
+        ),
+        ("pack.dep:Mine", "or a file beside config.yaml; did you mean 'pack.deep'?"),
+        (
+            "pakc.deep:Mine",
+            "no module 'pakc.deep'; allowed: one that is installed, or a file beside config.yaml; did you mean 'pack'?",
+        ),
         ("mine.deep:Mine", "no module 'mine.deep'; allowed: "),
-        ("linvit.attention.kernel:Relu", "; allowed: KernelAttention, EluAttention, ReluAttention"),
+        ("linvit.attention.kernel:Relu", "; allowed: EluAttention, ReluAttention"),
         ("broken:Mine", "{folder}/broken.py cannot be read as Python: expected ':' (broken.py, line 1)"),
     ],
 )

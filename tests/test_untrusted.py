@@ -20,7 +20,7 @@ from PIL import Image
 from tiny import SIZE, dataset, one_line, softmax_weights, source, spec, write_npz
 
 from linvit import archives, checkpoints, datasets, published, results, sources
-from linvit.__main__ import main
+from linvit.cli import main
 from linvit.config import ConfigError, UserError, load_study
 from linvit.datasets import DataError
 from linvit.rates import read_rates

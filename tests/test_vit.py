@@ -211,3 +211,13 @@ def test_a_vit_that_cannot_be_linearised_is_left_untouched(variant):
     with pytest.raises(GeometryError):
         linearize(vit, variant)
     assert_untouched(vit, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({"pos_embed": "none"}, "adds no positions"), ({"embed_dim": 18}, "width 18")]
+)
+def test_fixed_positions_need_a_place_and_a_width(changes, told):
+    vit = VisionTransformer(img_size=16, patch_size=4, **{"embed_dim": 16, "depth": 1, "num_heads": 2, **changes})
+    with pytest.raises(ConfigError, match=f"positions sincos: .*{told}") as caught:
+        fix_positions(vit)
+    assert "\n" not in str(caught.value)

@@ -23,6 +23,7 @@ class InlineAttention(Attention):
         self.needs_grid = local_residual
 
     own_parameters = ("local",)
+    needs_grid = False
     takes_qk_norm = True
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import timm.layers
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from linvit.attention.able import operators
 from linvit.attention.base import GeometryError, is_own
 from linvit.config import ConfigError, Variant, reason_of
 
@@ -77,7 +78,7 @@ def _take_qk_norms(attention: nn.Module, old: nn.Module, where: str) -> None:
         if not getattr(attention, "takes_qk_norm", False):
             raise GeometryError(
                 f"{where}: a ViT with attention.{name} (qk_norm) needs an operator that applies it, "
-                f"{type(attention).__name__} does not; allowed: softmax, elu, relu, inline"
+                f"{type(attention).__name__} does not; allowed: {operators(lambda kind: kind.takes_qk_norm)}"
             )
         norm = copy.deepcopy(norm)
         if hasattr(norm, "reset_parameters"):
@@ -94,5 +95,5 @@ def _refuse_changing_grids(vit: VisionTransformer, where: str) -> None:
         if is_on:
             raise GeometryError(
                 f"{where}: this operator needs a fixed grid, so {option} must be off; "
-                "allowed with it: softmax, elu, relu, inline without local_residual"
+                f"allowed with it: {operators(lambda kind: not kind.needs_grid)}"
             )

@@ -8,6 +8,9 @@ class UserError(ValueError):
 class RunEnded(RuntimeError):
     """A run that ended before its time, for a reason that its text tells in one line."""
 
+    advice = ""
+    """What to do next."""
+
 
 class ConfigError(UserError):
     """A mistake in the configuration."""

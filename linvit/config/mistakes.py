@@ -49,7 +49,9 @@ def first_mistake(error: ValidationError, kind: Any) -> str:
     # Unknown keys first: the one that was meant is often missing, too.
     for found in sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden"):
         by_key.setdefault(tuple(_steps(kind, found["loc"])), []).append(found)
-    first, *more = [key for key, errors in by_key.items() if not _is_outdone(key, errors, by_key)]
+    meant_otherwise = set(_misspelt(by_key, kind))
+    told = [key for key, errors in by_key.items() if not _is_outdone(key, errors, by_key)]
+    first, *more = [key for key in told if key not in meant_otherwise]
     rest = f" (and {len(more)} more {'mistakes' if len(more) > 1 else 'mistake'})" if more else ""
     return (f"{dotted(first)}: " if first else "") + _told(by_key[first], kind, first) + rest
 
@@ -104,12 +106,26 @@ def _is_outdone(key: tuple, errors: list[dict], others: Iterable[tuple]) -> bool
     return of_a_kind and any(len(other) > len(key) and other[: len(key)] == key for other in others)
 
 
+def _misspelt(by_key: Mapping[tuple, list[dict]], kind: Any) -> Iterator[tuple]:
+    """The places of keys that are missing because another one beside them is misspelt: one mistake, not two."""
+    for key, errors in by_key.items():
+        if errors[0]["type"] == "extra_forbidden":
+            for name in get_close_matches(str(key[-1])[:LONGEST], _known_keys(kind, key), 1):
+                if by_key.get((*key[:-1], name), [{"type": None}])[0]["type"] == "missing":
+                    yield (*key[:-1], name)
+
+
+def _known_keys(kind: Any, key: tuple) -> list[str]:
+    """What a key could have been, beside those of its entry."""
+    known = [field.alias or name for name, field in _model_at(kind, key[:-1]).model_fields.items()]
+    return [name for name in known if name != "name"]  # an entry's key is its name
+
+
 def _told(errors: list[dict], kind: Any, key: tuple) -> str:
     """What is wrong at one place."""
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in _model_at(kind, key[:-1]).model_fields.items()]
-        allowed = [name for name in known if name != "name"]  # an entry's key is its name
+        allowed = _known_keys(kind, key)
         return f"unknown key; allowed: {names(allowed)}{meant(str(key[-1]), allowed)}"
     if first["type"] == "missing":
         return "missing; it has no default"

@@ -3,7 +3,7 @@
 import ast
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
@@ -40,12 +40,13 @@ def resolve_class(target: str) -> type:
         raise ConfigError(f"target {target!r} cannot be imported: {reason_of(error)}") from None
 
 
-def _missing(target: str, path: Iterable[str]) -> str | None:
+def _missing(target: str, path: Sequence[str]) -> str | None:
     """Why a target cannot be imported, where that can be told."""
     module, _, name = target.partition(":")
     spec = _spec_of(module, path)
     if spec is None:
-        return f"no module {module!r}; allowed: one that is installed, or a file beside config.yaml"
+        close = _meant_module(module, path)
+        return f"no module {module!r}; allowed: one that is installed, or a file beside config.yaml{close}"
     if not isinstance(spec.loader, SourceFileLoader):
         return None
     try:
@@ -55,8 +56,8 @@ def _missing(target: str, path: Iterable[str]) -> str | None:
     words = set(_words(tree))
     if name in words or DYNAMIC & words:
         return None
-    defined = [statement.name for statement in tree.body if isinstance(statement, ast.ClassDef)]
-    classes = [name for name in defined if not name.startswith("_")]
+    defined = [statement for statement in tree.body if isinstance(statement, ast.ClassDef)]
+    classes = [found.name for found in defined if not (found.name.startswith("_") or _is_abstract(found))]
     return f"no {name!r} in {spec.origin}; allowed: {names(classes)}{meant(name, classes)}"
 
 
@@ -73,6 +74,26 @@ def _spec_of(module: str, path: Iterable[str]) -> ModuleSpec | None:
             return None
         path = spec.submodule_search_locations
     return spec
+
+
+def _meant_module(module: str, path: Sequence[str]) -> str:
+    """The module that a misspelt one is close to, told by its first part that is not there."""
+    parts = module.split(".")
+    missing = next(n for n in range(len(parts)) if _spec_of(".".join(parts[: n + 1]), path) is None)
+    parent = ".".join(parts[:missing])
+    places = _spec_of(parent, path).submodule_search_locations if parent else path
+    siblings = [".".join([*parts[:missing], found.name]) for found in pkgutil.iter_modules(places or ())]
+    return meant(".".join(parts[: missing + 1]), siblings)
+
+
+def _is_abstract(found: ast.ClassDef) -> bool:
+    """Whether a class leaves a method to others, by the text of its methods."""
+    methods = [statement for statement in found.body if isinstance(statement, ast.FunctionDef)]
+    return any(
+        isinstance(statement, ast.Raise) and "NotImplementedError" in ast.dump(statement)
+        for method in methods
+        for statement in method.body
+    )
 
 
 def _words(tree: ast.AST) -> Iterable[str]:

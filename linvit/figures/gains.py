@@ -93,14 +93,14 @@ def figB(runs: pd.DataFrame, source: str | None = None) -> Figure:
 def _components_at(runs: pd.DataFrame, source: str | None, size: str) -> Figure:
     runs, source = of_one_source(default_runs(runs), source)
     shown = _component_runs(runs)
-    return _components(shown[shown["size"] == size], references(runs), source)
+    return _components(shown[shown["size"] == size], references(runs), source, what=f"initialisations at size {size}")
 
 
-def _components(shown: pd.DataFrame, reference: pd.DataFrame, source: str) -> Figure:
+def _components(shown: pd.DataFrame, reference: pd.DataFrame, source: str, **told: str) -> Figure:
     reference = reference.merge(shown[["dataset", "size"]].drop_duplicates())
     starts, drawn = in_order(shown["start"], STARTS), set()
     with rc_context(STYLE):
-        figure, axes = panels(rows_of(shown), in_order(shown["variant"], VARIANTS))
+        figure, axes = panels(rows_of(shown), in_order(shown["variant"], VARIANTS), **told)
         for (row, variant), ax in axes.items():
             of_row, of_reference = runs_of(shown, row), runs_of(reference, row)
             panel = of_row[of_row["variant"] == variant]

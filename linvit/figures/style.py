@@ -110,8 +110,13 @@ def runs_of(runs: pd.DataFrame, row: Row) -> pd.DataFrame:
     return of_row if len(row) == 1 else of_row[of_row["size"] == row[1]]
 
 
-def panels(rows: Sequence[Row], variants: Sequence[str]) -> tuple[Figure, dict[tuple[Row, str], Axes]]:
-    """A line of panels per row and a column per operator; the rows of a single operator stand abreast."""
+def panels(
+    rows: Sequence[Row], variants: Sequence[str], what: str = "initialisations"
+) -> tuple[Figure, dict[tuple[Row, str], Axes]]:
+    """A line of panels per row and a column per operator; the rows of a single operator stand abreast.
+
+    `what` is told where there are none.
+    """
     if len(variants) == 1 and len(rows) > 1:
         figure, axes = abreast(rows)
         return figure, {(row, variants[0]): ax for row, ax in axes.items()}
@@ -124,7 +129,7 @@ def panels(rows: Sequence[Row], variants: Sequence[str]) -> tuple[Figure, dict[t
     for ax, row in zip(axes[:, 0], rows, strict=False):
         ax.set_ylabel(_name(row, rows, "\n"))
     if not rows:
-        say_empty(axes[0, 0])
+        say_empty(axes[0, 0], what)
     return figure, {(row, variant): axes[i, j] for i, row in enumerate(rows) for j, variant in enumerate(variants)}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit.catalogue import INITS, named
-from linvit.config import Init
+from linvit.config import ConfigError, Init
 from linvit.init.analytic import AnalyticError, Impulse, Mimetic
 from linvit.init.copy import CopyError, CopyWeights
 from linvit.sources import Weights
@@ -38,12 +38,22 @@ def initialize(
         CopyError: a parameter that is neither copied nor excused, named; nothing has been copied then.
         AnalyticError: "mimetic" or "impulse" for an operator or positions that they are not defined for.
     """
-    init = named(INITS, strategy, "strategy") if isinstance(strategy, str) else strategy
+    init = _named(strategy) if isinstance(strategy, str) else strategy
     if "attention" in init.copied and isinstance(teacher, VisionTransformer):
         _check_heads(student, teacher)
     for step in steps(init, _weights_of(teacher), seed):
         step(student)
     return student
+
+
+def _named(strategy: str) -> Init:
+    start = strategy.removesuffix("-distill")
+    if start != strategy and start in INITS:
+        raise ConfigError(
+            f"strategy {strategy!r}: distillation is a loss of the training; allowed: initialize(..., {start!r}), "
+            "then linvit.AttentionDistillation(teacher, student) in the loop"
+        )
+    return named(INITS, strategy, "strategy")
 
 
 def steps(init: Init, weights: Weights | None, seed: int) -> list[Step]:

@@ -49,20 +49,14 @@ class CopyWeights:
 
     @torch.no_grad()
     def __call__(self, student: VisionTransformer) -> None:
-        pairs = self.pairs(student)
-        for target, name, value in pairs:  # all of them before the first is written
-            if target.shape != value.shape:
-                raise CopyError(
-                    f"{name}: the source's shape {list(value.shape)} is not the student's {list(target.shape)}"
-                )
-        for target, _, value in pairs:
+        for target, _, value in self.pairs(student):
             target.copy_(value)
 
     def pairs(self, student: VisionTransformer) -> list[tuple[Tensor, str, Tensor]]:
         """(student's tensor, name, source's tensor) of everything that is copied.
 
         Raises:
-            CopyError: names the parameter that has no counterpart.
+            CopyError: names the parameter that has no counterpart, or one of another shape.
         """
         targets = {name: t for name, t in targets_of(student).items() if group_of(name) in self.groups}
         source = {name: t for name, t in self.weights.tensors.items() if group_of(name) in self.groups}
@@ -75,6 +69,11 @@ class CopyWeights:
             raise CopyError(f"{left_over[0]}: the student has no such parameter, and nothing excuses it")
         if "pos_embed" in targets:
             source["pos_embed"] = resampled_positions(self.weights, student)
+        for name, target in targets.items():
+            if target.shape != source[name].shape:
+                raise CopyError(
+                    f"{name}: the source's shape {list(source[name].shape)} is not the student's {list(target.shape)}"
+                )
         return [(target, name, source[name]) for name, target in targets.items()]
 
 

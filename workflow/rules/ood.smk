@@ -32,8 +32,8 @@ rule evaluate_ood:
             exclude_defaults=True
         ),
     shell:
-        f'{LINVIT} ood "$(dirname {{input.run:q}})" {{params.dataset:q}} --out {{output:q}}'
-        f" --data {quote(STUDY.data)} --threads {{threads}} 2> {{log:q}}"
+        f'{LINVIT} evaluate "$(dirname {{input.run:q}})" {{params.dataset:q}} --out {{output:q}}'
+        f" --data {quote(STUDY.data)} --threads {{threads}} > {{log:q}} 2>&1"
 
 
 rule ood_table:

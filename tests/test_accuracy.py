@@ -8,11 +8,12 @@ import pytest
 import torch
 from tiny import RECIPE, changed, dataset, one_line, spec
 
-from linvit import ood
+from linvit import accuracy
+from linvit.accuracy import Restricted, accuracy_of
 from linvit.config import Dataset, UserError
 from linvit.device import pick_device
+from linvit.files import write_text
 from linvit.grid import Evaluation, RunSpec
-from linvit.ood import Restricted, evaluate_ood
 from linvit.results import collect_ood
 from linvit.run import build_student
 from linvit.sources import to_safetensors
@@ -50,14 +51,14 @@ def test_only_the_classes_of_the_subset_can_be_answered(tmp_path):
     """All images look alike: class 1 has the highest logit, of the subset class 4."""
     run = write_run(tmp_path / "run", [0.0, 9.0, 1.0, 0.0, 3.0, 0.0, 2.0])
     shifted = write_shifted(tmp_path, {"n02": 2, "n04": 5, "n06": 1})
-    found = evaluate_ood(run, shifted, tmp_path / "out.json", data_root=tmp_path)
+    found = accuracy_of(run, shifted, data_root=tmp_path)
     assert (found["images"], found["top1"], found["top5"]) == (8, 100 * 5 / 8, 100)
 
 
 def test_without_a_subset_every_class_can_be_answered(tmp_path):
     run = write_run(tmp_path / "run", [0.0, 9.0, 1.0, 0.5, 3.0, 0.1, 2.0])
     shifted = write_shifted(tmp_path, dict.fromkeys(NAMES, 1), subset=None)
-    found = evaluate_ood(run, shifted, tmp_path / "out.json", data_root=tmp_path)
+    found = accuracy_of(run, shifted, data_root=tmp_path)
     assert found["top1"] == pytest.approx(100 / 7)
     assert found["top5"] == pytest.approx(100 * 5 / 7)
 
@@ -72,8 +73,8 @@ def test_what_is_written_is_what_the_table_reads(tmp_path):
     run = write_run(tmp_path / "run", [0.0] * 7)
     shifted = write_shifted(tmp_path, {"n02": 2, "n04": 1})
     out = tmp_path / "run" / "ood" / "shifted.json"
-    found = evaluate_ood(run, shifted, out, data_root=tmp_path)
-    assert json.loads(out.read_text()) == found
+    found = accuracy_of(run, shifted, data_root=tmp_path)
+    write_text(out, json.dumps(found))
     assert set(found) == {"run", "dataset", "images", "top1", "top5", "versions", "commit"}
     evaluation = Evaluation(run=SPEC, dataset=shifted)
     row = collect_ood([out], {evaluation.name: evaluation}).loc[0]
@@ -91,8 +92,8 @@ def test_images_are_prepared_as_for_the_runs_own_test_split(tmp_path, monkeypatc
         seen.append((precision, *batches))
         return {"top1": 0.0, "top5": 0.0}
 
-    monkeypatch.setattr(ood, "evaluate", look)
-    evaluate_ood(run, shifted, tmp_path / "out.json", data_root=tmp_path)
+    monkeypatch.setattr(accuracy, "evaluate", look)
+    accuracy_of(run, shifted, data_root=tmp_path)
     ((precision, (images, labels), (_, last)),) = seen
     assert precision == "bfloat16"
     assert torch.cat([labels, last]).tolist() == [2, 2, 4]
@@ -104,14 +105,13 @@ def test_a_split_of_another_data_set_is_refused(tmp_path):
     run = write_run(tmp_path / "run", [0.0] * 7)
     for other in (write_shifted(tmp_path, {"n02": 1}, test_of="imagenet"), dataset("x.npz")):
         with pytest.raises(UserError, match="is no test split of 'pictures'") as caught:
-            evaluate_ood(run, other, tmp_path / "out.json", data_root=tmp_path)
+            accuracy_of(run, other, data_root=tmp_path)
         one_line(caught.value)
-    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_deleted_model_is_told_with_what_to_do(tmp_path):
     with pytest.raises(ModelError, match=r"run/model.safetensors: not found; delete metrics.json beside it") as caught:
-        evaluate_ood(tmp_path / "run", dataset("x.npz"), tmp_path / "out.json", data_root=tmp_path)
+        accuracy_of(tmp_path / "run", dataset("x.npz"), data_root=tmp_path)
     one_line(caught.value)
 
 

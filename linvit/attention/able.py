@@ -1,0 +1,12 @@
+"""Which of the catalogue's operators can do what: told where another one cannot."""
+
+from collections.abc import Callable
+
+from linvit.catalogue import VARIANTS
+from linvit.config import resolve_class
+from linvit.config.mistakes import names
+
+
+def operators(can: Callable[[type], bool]) -> str:
+    """The names of those whose class can."""
+    return names(name for name, variant in VARIANTS.items() if can(resolve_class(variant.target)))

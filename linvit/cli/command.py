@@ -1,0 +1,179 @@
+"""What subcommands are made of: their parser, and the arguments and readings that several of them share."""
+
+import argparse
+import inspect
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from pydantic import ValidationError
+
+from linvit.catalogue import INITS, SIZES, VARIANTS, named
+from linvit.config import ConfigError, Dataset, Part, Study, first_mistake, load_study
+
+WIDTH = 78
+CONFIG = Path("config.yaml")
+PACKAGED: dict[str, Mapping[str, Part]] = {"variants": VARIANTS, "inits": INITS, "sizes": SIZES}
+"""The tables of a configuration that come with the package too."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One that tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+    @property
+    def option_names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: a function of its parsed options, whose name it has and whose docstring is its help."""
+
+    run: Callable[[argparse.Namespace], None]
+    arguments: Callable[[argparse.ArgumentParser], None]
+    example: str
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def summary(self) -> str:
+        return inspect.getdoc(self.run).split("\n\n")[0]
+
+    def add_to(self, subparsers: argparse._SubParsersAction) -> None:
+        paragraphs = inspect.getdoc(self.run).split("\n\n")
+        parser = subparsers.add_parser(
+            self.name,
+            description="\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in paragraphs),
+            epilog=f"example:\n  {self.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.arguments(parser)
+        parser.usage = f"linvit {self.name} [options] {' '.join(_required(parser))}".rstrip()
+        parser.set_defaults(run=self.run, parser=parser)
+
+
+def _required(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        name = action.metavar or action.dest
+        if action.required or not action.option_strings:
+            text = " ".join([*action.option_strings[:1], *([] if action.nargs == 0 else [name])])
+            yield {"+": f"{text} ...", "?": f"[{text}]"}.get(action.nargs, text)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, default=CONFIG, metavar="FILE", help="default: config.yaml")
+
+
+def add_grid(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--grid", metavar="NAME", help="default: the configuration's own choice")
+
+
+def add_out(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
+    parser.add_argument("--out", type=Path, metavar="PATH", help=text, **options)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets; default: as configured")
+
+
+def add_compute(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads for torch")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that decode; default: threads - 1")
+
+
+def add_decoded(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--decoded", type=Path, metavar="DIR", help="folder of decoded data sets, to share")
+
+
+def positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return number
+
+
+def limit_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def workers_of(options: argparse.Namespace) -> int:
+    from linvit.data import default_workers
+
+    return options.workers if options.workers is not None else default_workers(options.threads)
+
+
+def compute_of(options: argparse.Namespace, places: "Places") -> dict[str, Any]:
+    """What `run.train` and `run.prepare_source` are told of the machine."""
+    return {
+        "data_root": options.data or places.data,
+        "decoded_folder": options.decoded or places.decoded,
+        "workers": workers_of(options),
+        "stop": stop_on_signal(),
+    }
+
+
+def stop_on_signal() -> Callable[[], bool]:
+    """True from the first SIGTERM or SIGUSR2 on: what schedulers send before they take a job's machine away."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: received.append(number))
+    return lambda: bool(received)
+
+
+class Places(NamedTuple):
+    """Where a study has its things, for want of options that say so."""
+
+    results: Path = Path("results")
+    data: Path = Path("data")
+    decoded: Path | None = None
+    download: bool = False
+
+
+def part_and_places(
+    kind: type[Part], argument: str, config: Path, find: Callable[[Study, str], Part]
+) -> tuple[Part, Places]:
+    """A part given as JSON, as a file that holds it, or by its name in the configuration, whose places it then has."""
+    if argument.lstrip().startswith("{") or Path(argument).is_file() or not config.exists():
+        return _read(kind, argument), Places()
+    study = load_study(config)
+    results = Path(study.results)
+    return find(study, argument), Places(results, Path(study.data), results / "data", study.download)
+
+
+def dataset_and_places(options: argparse.Namespace) -> tuple[Dataset, Places]:
+    return part_and_places(
+        Dataset, options.dataset, options.config, lambda study, name: named(study.datasets, name, "data set").settings()
+    )
+
+
+def parts_of(table: str, config: Path) -> Mapping[str, Any]:
+    """The entries of one of the configuration's tables; those of the package where no configuration lies here."""
+    if config != CONFIG or config.exists():
+        return getattr(load_study(config), table)
+    if table not in PACKAGED:
+        raise ConfigError(f"no {CONFIG} here, which would tell of {table}; name one by --config")
+    return PACKAGED[table]
+
+
+def _read(kind: type[Part], argument: str) -> Part:
+    try:
+        return kind.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
+    except ValidationError as error:
+        raise ConfigError(f"not a {kind.__name__}: {first_mistake(error, kind)}") from None
+    except OSError as error:
+        raise ConfigError(f"{argument}: {error.strerror}") from None
