@@ -75,7 +75,9 @@ PARTS = {
 # --- how many runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("quick", 48), ("demo", 11)])
+@pytest.mark.parametrize(
+    ("grid", "runs"), [("paper", 2274), ("mini", 147), ("losses", 66), ("quick", 48), ("demo", 11)]
+)
 def test_a_grid_has_as_many_runs_as_the_documents_say(grid, runs):
     assert len(expand(STUDY, grid)) == runs
 

@@ -76,8 +76,9 @@ def keep_run(study: Study, name: str) -> Path:
 def cells(block: dict) -> list[tuple]:
     """Every point of a block's product as what makes two of them the same run."""
     axes = [block[axis] for axis in ("datasets", "sizes", "variants", "seeds", "inits")]
+    axes.insert(0, [block.get("recipe")])
     return [
-        (block.get("recipe"), *others, start, source if {"copy", "distill"} & (RAW["inits"][start] or {}).keys() else None)
+        (*others, start, source if {"copy", "distill"} & (RAW["inits"][start] or {}).keys() else None)
         for *others, start, source in itertools.product(*axes, block.get("sources", [None]))
     ]
 
