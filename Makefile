@@ -42,9 +42,10 @@ bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 	$(BIN)/python tests/bench/page.py
 
-check: install   ## style, import order, workflow
+check: install   ## style, types, import order, workflow
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint

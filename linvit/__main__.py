@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +23,8 @@ from linvit.report import FIGURES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+PartT = TypeVar("PartT", bound=Part)
 
 
 def grid(options: argparse.Namespace) -> None:
@@ -284,7 +286,7 @@ def _limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _read(part: type[Part], argument: str) -> Part:
+def _read(part: type[PartT], argument: str) -> PartT:
     """A part given as JSON, or as a file that holds it."""
     try:
         return part.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())

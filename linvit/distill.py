@@ -13,7 +13,7 @@ have a stage without a task's loss, in which each block sees the teacher's token
 """
 
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from linvit.maps import map_of
 from linvit.vit import prefix_tokens
 
 Capture = Callable[[Tensor, Tensor], Tensor]
+Distance = Callable[[Tensor, Tensor], Tensor]
 
 EPS = 1e-6
 """What a map's entries count as at least in a cross-entropy: a linear attention's may be exactly zero."""
@@ -79,26 +80,27 @@ class AttentionDistillation:
             Distill(target=target, weight=weight, distance=distance, reduction=reduction)
         except ValidationError as error:
             raise DistillError(f"attention distillation: {first_mistake(error, Distill)}") from None
-        teacher, student = unwrap_model(teacher), unwrap_model(student)
-        if teacher is student:
+        self.teacher: VisionTransformer = unwrap_model(teacher)
+        self.student: VisionTransformer = unwrap_model(student)
+        if self.teacher is self.student:
             raise DistillError("teacher and student are one model; a student is distilled from another")
-        _check_alike(teacher, student, target)
-        self.teacher = teacher.requires_grad_(False).eval()
-        self.student = student
+        _check_alike(self.teacher, self.student, target)
+        self.teacher.requires_grad_(False).eval()
         self.weight = weight
         self.reduction = reduction
-        self.distance = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}[distance]
+        distances: dict[str, Distance] = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}
+        self.distance = distances[distance]
         # Tokens that only the teacher has come first; for maps they would also be keys.
-        self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
+        self.extra_tokens = self.teacher.num_prefix_tokens - self.student.num_prefix_tokens
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
         self._passes = 0
         heard = [  # all of it before the first hook: a map may be missing
             (_hooked(block.attn, target), self._recorder(record, _capture(block.attn, target)))
-            for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
+            for vit, record in ((self.student, self._of_student), (self.teacher, self._of_teacher))
             for block in vit.blocks
         ]
-        self._hooks = [student.register_forward_pre_hook(self._listen)]
+        self._hooks = [self.student.register_forward_pre_hook(self._listen)]
         self._hooks += [module.register_forward_hook(recorder) for module, recorder in heard]
 
     @classmethod
@@ -173,7 +175,7 @@ def cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
 
 def _hooked(attn: nn.Module, target: str) -> nn.Module:
     """The module whose call shows the target."""
-    return attn.proj if target == "heads" else attn
+    return attn.get_submodule("proj") if target == "heads" else attn
 
 
 def _capture(attn: nn.Module, target: str) -> Capture:
@@ -195,11 +197,11 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
     return recorded
 
 
-def _check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
+def _check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
     for vit in (teacher, student):
         if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
             raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")
-    alike = {
+    alike: dict[str, list[tuple[Any, Any]]] = {
         "blocks": [(len(teacher.blocks), len(student.blocks))],
         "width": [(teacher.embed_dim, student.embed_dim)],
         "grid": [(teacher.patch_embed.grid_size, student.patch_embed.grid_size)],

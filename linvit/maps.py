@@ -22,8 +22,9 @@ def map_of(attention: nn.Module) -> Callable[[Tensor], Tensor]:
     Raises:
         MapError: the operator has none.
     """
-    if hasattr(attention, "attention_map"):
-        return attention.attention_map
+    of_operator: Callable[[Tensor], Tensor] | None = getattr(attention, "attention_map", None)
+    if of_operator is not None:
+        return of_operator
     if isinstance(attention, timm.layers.Attention):
         return lambda tokens: softmax_map(attention, tokens)
     raise MapError(f"{type(attention).__name__} has no attention map; softmax, elu, relu and inline have one")

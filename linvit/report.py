@@ -123,7 +123,7 @@ def tables_of(specs: Iterable[RunSpec], evaluations: Iterable[Evaluation] = ()) 
 def figures_of(specs: Iterable[RunSpec]) -> list[str]:
     """The figures that these runs can fill, at least in part."""
     rows = list(map(identity, specs))
-    shown = {"losses": rows, "fig5": _of_most_used_source(rows)}
+    shown: dict[str, Sequence[Row]] = {"losses": rows, "fig5": _of_most_used_source(rows)}
     default = _of_most_used_source(_default(rows))
     return [name for name, has_panels in FIGURES.items() if has_panels(_students(shown.get(name, default)))]
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -52,7 +53,7 @@ def train(
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
-    options = {"device": device, "workers": workers, "ranks": ranks}
+    options: dict[str, Any] = {"device": device, "workers": workers, "ranks": ranks}
     if ranks.first:
         write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = decoded.read(spec.dataset, "train", data_root, decoded_folder, ranks) if spec.init.train else None
@@ -165,7 +166,7 @@ def build_distillation(
     return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
-def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:
+def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options: Any) -> None:
     """Bring a source into its folder, training it first if the pipeline makes it.
 
     The options are those of `train`.

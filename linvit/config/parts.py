@@ -291,9 +291,10 @@ class DatasetEntry(Dataset):
     def recipe_for(self, size: str) -> str:
         if isinstance(self.recipe, str):
             return self.recipe
-        if size not in self.recipe:
-            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {names(self.recipe)}")
-        return self.recipe[size]
+        by_size = self.recipe or {}
+        if size not in by_size:
+            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {names(by_size)}")
+        return by_size[size]
 
     def settings(self) -> Dataset:
         return Dataset(**self.model_dump(exclude={"recipe"}))
