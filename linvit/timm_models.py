@@ -48,7 +48,7 @@ def register() -> list[str]:
     `checkpoint_path` and the other arguments of `VisionTransformer`. Without a checkpoint the weights are random.
 
     Returns:
-        The names: an operator and a size each, `linvit_<variant>_<size>_patch16_224`.
+        The names, of an operator and a size each, `linvit_<variant>_<size>_patch16_224`.
     """
     for name in MODELS:
         if not is_model(name):
