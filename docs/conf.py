@@ -18,6 +18,7 @@ exclude_patterns = ["bench/[!R]*.md"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 highlight_language = "none"
+smartquotes = False  # which would make dashes of the two of an option
 default_role = "code"  # as Markdown has it, in docstrings
 html_math_renderer = "mathml"
 

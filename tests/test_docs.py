@@ -23,6 +23,7 @@ from markdown_it.token import Token
 from linvit.__main__ import parser
 from linvit.config import load_study
 from linvit.grid import expand
+from linvit.run import prepare_source, train
 
 torch.set_num_threads(1)
 
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("workflow/**/*.md")])
 NOT_RUN = re.compile(r"\*Not run by the tests: .+\*")
 """The paragraph before a block that cannot run, with the reason, for readers to see."""
+
+SQUARED = "fashion-1k/mini/squared-relu"
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
@@ -105,20 +108,55 @@ def test_python_runs(page, monkeypatch, tmp_path):
             exec(compile(block.code, str(block), "exec"), names)  # noqa: S102 - our own documentation
 
 
+def with_block(block: Block, folder: Path) -> Path:
+    """The repository's own `config.yaml` with a block put into it, beside the examples' operators."""
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for key, value in yaml.safe_load(block.code).items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
 @pytest.mark.parametrize("block", of_language("yaml"), ids=str)
 def test_configuration_is_accepted(block, tmp_path):
-    """Put into the repository's own `config.yaml`, beside the examples' operators; every grid of it has runs."""
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    added = yaml.safe_load(block.code)
-    for key, value in added.items():
-        config[key] = config[key] | value if isinstance(value, dict) else value
-    shutil.copytree(ROOT / "docs" / "examples", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "my_attention.py").write_text("class MyAttention: pass\n")  # the README's
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    study = load_study(path)
-    for grid in added.get("grids", ()):
+    study = load_study(with_block(block, tmp_path))
+    for grid in yaml.safe_load(block.code).get("grids", ()):
         assert expand(study, grid)
+
+
+@pytest.fixture
+def squared(tmp_path, monkeypatch) -> Path:
+    """A folder with the study of the page on variants."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+    (block,) = (block for block in of_language("yaml") if block.page.name == "variant.md")
+    return with_block(block, tmp_path).parent
+
+
+def test_the_example_of_a_variant_is_trained_and_distilled(squared):
+    run = expand(load_study(squared / "config.yaml"), "squared")[f"{SQUARED}/fullcopy-distill/fashion/seed0"]
+    recipe = run.recipe.model_copy(update={"epochs": 1, "warmup_epochs": 0})
+    prepare_source(run.source, squared / "sources" / run.source.folder)
+    run = run.model_copy(update={"recipe": recipe})
+    metrics = train(run, squared / "run", sources_folder=squared / "sources", data_root=squared)
+    assert metrics["top1"] > 50
+    assert metrics["history"][0]["distill_loss"] > 0
+
+
+def test_the_example_of_a_variant_is_planned_by_snakemake(squared):
+    command = ["-m", "snakemake", "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "workflow/profiles/local"]
+    planned = subprocess.run(
+        [sys.executable, *map(str, command), "--directory", str(squared), "--config", "grid=squared", "--dry-run"],
+        cwd=squared,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert planned.returncode == 0, planned.stderr
+    for init in ("random/none", "copy/fashion", "fullcopy-distill/fashion", "copy-transfer/fashion"):
+        assert f"{SQUARED}/{init}/seed0/metrics.json" in planned.stdout + planned.stderr
 
 
 @pytest.mark.parametrize("block", of_language("sh"), ids=str)

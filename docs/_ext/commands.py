@@ -1,6 +1,7 @@
 """The directive `linvit-commands`: every subcommand with its options, as argparse knows them."""
 
 import argparse
+import inspect
 from typing import Any
 
 from docutils import nodes
@@ -34,11 +35,12 @@ def _commands(of: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def _told(command: argparse.ArgumentParser) -> str:
-    description = " ".join((command.description or "").split())
+    paragraphs = [" ".join(paragraph.split()) for paragraph in (command.description or "").split("\n\n")]
+    example = ["```", inspect.cleandoc(command.epilog), "```", ""] if command.epilog else []
     arguments = [action for action in command._actions if action.dest != "help"]
     rows = [f"| `{_call(action)}` | {_meaning(action)} |" for action in arguments]
     table = ["| argument | meaning |", "|---|---|", *rows] if rows else []
-    return "\n".join([f"## {command.prog}", "", description, "", *table, ""])
+    return "\n".join([f"## {command.prog}", "", "\n\n".join(paragraphs), "", *table, "", *example])
 
 
 def _call(action: argparse.Action) -> str:
@@ -53,6 +55,7 @@ def _call(action: argparse.Action) -> str:
 
 def _meaning(action: argparse.Action) -> str:
     text = " ".join((action.help or "").split()).replace("|", "\\|")
-    default = f"default: `{action.default}`" if action.default not in (None, False, argparse.SUPPRESS) else ""
+    has_default = action.default not in (None, False, argparse.SUPPRESS) and "default" not in text
+    default = f"default: `{action.default}`" if has_default else ""
     needed = "needed" if action.required and action.option_strings else ""
     return "; ".join(part for part in (text, needed, default) if part)
