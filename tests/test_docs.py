@@ -223,7 +223,7 @@ def test_links_lead_somewhere(page):
 def test_every_key_of_the_configuration_is_described():
     import config_keys
 
-    for title, model in config_keys.SECTIONS.items():
+    for title, model in config_keys.sections().items():
         missing = set(model.model_fields) - {"name"} - set(config_keys.descriptions(model))
         assert not missing, f"{title}: a text is missing under {', '.join(sorted(missing))}"
 

@@ -15,35 +15,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
-from linvit.config import (
-    Block,
-    DatasetEntry,
-    Distill,
-    Init,
-    Part,
-    Recipe,
-    Size,
-    SourceEntry,
-    Study,
-    TrainEntry,
-    VariantEntry,
-)
+from linvit.config import Part, Study
 from linvit.config.mistakes import number_of
 from linvit.config.parts import LARGEST
 
 PAGE = Path(__file__).parents[1] / "config.md"
-SECTIONS: dict[str, type[Part]] = {
-    "Top level": Study,
-    "sizes": Size,
-    "variants": VariantEntry,
-    "inits": Init,
-    "inits: distill": Distill,
-    "datasets": DatasetEntry,
-    "recipes": Recipe,
-    "sources": SourceEntry,
-    "sources: train": TrainEntry,
-    "grids": Block,
-}
 INTRODUCTION = """# Every key of config.yaml
 
 `config.yaml` is a catalogue (sizes, variants, inits, datasets, recipes, sources) and the grids that pick from it. An
@@ -58,7 +34,22 @@ PLAIN: dict[Any, str] = {bool: "`true` or `false`", int: "whole number", float: 
 
 
 def page() -> str:
-    return "\n".join([INTRODUCTION, *(_section(title, model) for title, model in SECTIONS.items())])
+    return "\n".join([INTRODUCTION, *(_section(title, model) for title, model in sections().items())])
+
+
+def sections(title: str = "", model: type[Part] = Study) -> dict[str, type[Part]]:
+    """The models of all tables, by the keys that lead to them: a model, then those within it."""
+    found = {title or "Top level": model}
+    for name, field in model.model_fields.items():
+        for inner in _models_in(field.annotation):
+            found |= sections(f"{title}: {field.alias or name}".removeprefix(": "), inner)
+    return found
+
+
+def _models_in(kind: Any) -> list[type[Part]]:
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return [kind]
+    return [model for inner in get_args(kind) for model in _models_in(inner)]
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
@@ -110,7 +101,7 @@ def _words(kind: Any, bounds: tuple = ()) -> str:
     if origin is dict:
         return "mapping" if arguments[1] is Any else f"mapping of names to {_words(arguments[1])}"
     if isinstance(kind, type) and issubclass(kind, Part):
-        title = next(title for title, model in SECTIONS.items() if model is kind)
+        title = next(title for title, model in sections().items() if model is kind)
         return f"[{title}](#{title.replace(': ', '-').replace(' ', '-').lower()})"
     return " ".join([PLAIN[kind], *_limits(bounds)])
 
