@@ -72,7 +72,9 @@ def _kinds(model: type[BaseModel]) -> list[type[Part]]:
 def _section(title: str, model: type[Part]) -> str:
     told = descriptions(model)
     fields = {name: field for name, field in model.model_fields.items() if name != "name"}  # an entry's key
-    rows = [f"| `{f.alias or name}` | {_allowed(f)} | {_default(f)} | {told[name]} |" for name, f in fields.items()]
+    rows = [
+        f"| `{f.alias or name}` | {_allowed(f)} | {_default(f)} | {told.get(name, '')} |" for name, f in fields.items()
+    ]
     text = " ".join(" ".join((kind.__doc__ or "").split()) for kind in _kinds(model))
     head = ["| key | value | default | meaning |", "|---|---|---|---|"]
     return "\n".join([f"## {title}", "", text, "", *head, *rows, ""])
