@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --profile workflow/profiles/local
 
-.PHONY: help install demo mini test test-cluster bench check clean
+.PHONY: help install demo mini test test-cluster bench check docs clean
 
 help:            ## list the commands
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,12 +42,17 @@ bench: $(VENV)/peer  ## speed beside peers, on one page: results/bench/README.md
 	$(BIN)/python tests/bench/executors.py --peer $(VENV)/peer
 	$(BIN)/python tests/bench/page.py
 
-check: install   ## style, import order, workflow
+check: install   ## style, types, import order, workflow
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
+docs: install    ## the documentation as a site: site/index.html; dead links and other warnings fail
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs site
+	@echo "site/index.html   links that lead out of it, not followed: site/external-links.txt"
+
 clean:           ## remove everything that can be made again, results included
-	rm -rf $(VENV) .snakemake report.html results/bench results/data results/grids results/runs results/sources
+	rm -rf $(VENV) .snakemake report.html site results/bench results/data results/grids results/runs results/sources

@@ -71,8 +71,8 @@ class RandomResizedCrop:
         """
         n, (H, W) = len(sizes), sizes.unbind(1)
         area = (H * W)[:, None] * _uniform((n, CROP_TRIES), *self.scale, generator)
-        log_ratio = torch.tensor(self.ratio, dtype=torch.float64).log()
-        ratio = _uniform((n, CROP_TRIES), *log_ratio.tolist(), generator).exp()
+        low, high = torch.tensor(self.ratio, dtype=torch.float64).log().tolist()
+        ratio = _uniform((n, CROP_TRIES), low, high, generator).exp()
         widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
         fits = (widths > 0) & (widths <= W[:, None]) & (heights > 0) & (heights <= H[:, None])
         found, first = fits.any(1), fits.double().argmax(1, keepdim=True)

@@ -4,21 +4,21 @@
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from linvit.config import ConfigError, Init, Part, Size, VariantEntry
+from linvit.config import ConfigError, Group, Init, Size, VariantEntry
 from linvit.config.mistakes import meant, names
 
-_PartT = TypeVar("_PartT", bound=Part)
+_PartT = TypeVar("_PartT", bound=Size | VariantEntry | Init)
 
 
 def _by_name(parts: Iterable[_PartT]) -> dict[str, _PartT]:
     return {part.name: part for part in parts}
 
 
-PATCHES = {"class_token": False, "positions": "sincos", "pool": "avg"}
+PATCHES: dict[str, Any] = {"class_token": False, "positions": "sincos", "pool": "avg"}
 """The skeleton of operators that take patch tokens alone."""
-BACKBONE = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
+BACKBONE: tuple[Group, ...] = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
 
 SIZES = _by_name(
     [

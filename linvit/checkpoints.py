@@ -31,7 +31,7 @@ TRAINING_STATE = {"optimizer", "best_acc1", "dino_loss", "ibot_loss"}
 _SCALAR = np.float64().__reduce__()[0]
 # What entries beside the weights are pickled with: DeiT, MAE, DINO and iBOT store their arguments, and the last two a
 # learning rate out of a numpy array, by a function whose module depends on numpy's version. None of it runs code.
-SAFE_GLOBALS = [
+SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
     np.dtype,
     *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]},

@@ -4,7 +4,7 @@ Differences are of last-epoch top-1 in percentage points. A comparison is tested
 corrected for how many comparisons there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -197,7 +197,7 @@ def peaks(runs: pd.DataFrame) -> pd.DataFrame:
 
 def parts_of(pairs: pd.DataFrame, axes: tuple[Axis, ...]) -> dict[str, pd.DataFrame]:
     """The pairs by each value of each axis, and all of them."""
-    names = {"variant": VARIANTS, "distill": {False: "without Distill", True: "with Distill"}}
+    names: dict[str, Mapping] = {"variant": VARIANTS, "distill": {False: "without Distill", True: "with Distill"}}
     parts = {}
     for axis in axes:
         values = in_order(pairs[axis], names.get(axis, ()))

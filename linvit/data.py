@@ -82,7 +82,7 @@ def training_batches(
             f"{smallest}, fewer than the {ranks.size} ranks; use fewer ranks or another batch_size"
         )
     per_image = recipe.auto_augment or recipe.random_erasing
-    kind = {Images: ArrayBatches, Packed: PackedBatches}.get(type(data))
+    kind: Callable[..., Batches] | None = {Images: ArrayBatches, Packed: PackedBatches}.get(type(data))
     # Batches of images of one size are resized without antialiasing, which is for making them larger.
     shrinks = isinstance(data, Images) and min(data.images.shape[-2:]) > size.image_size
     if kind is None or per_image or shrinks:
@@ -134,6 +134,8 @@ class _TrainingSet:
 class ArrayBatches(_TrainingSet):
     """A training set of decoded images of one size, augmented in batches on the device."""
 
+    data: Images
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order = self.order(epoch)
         together = max(1, TOGETHER // self.recipe.batch_size)
@@ -172,6 +174,8 @@ class ArrayBatches(_TrainingSet):
 
 class PackedBatches(ArrayBatches):
     """A training set of decoded images of many sizes: cropped one by one on the host, augmented further in batches."""
+
+    data: Packed  # type: ignore[assignment]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         return one_ahead(super().epoch(epoch, start))
@@ -266,7 +270,7 @@ def _share(data: Split, ranks: Ranks) -> Split:
     mine = slice(ranks.rank, None, ranks.size)
     if isinstance(data, Images):
         return Images(data.images[mine], data.labels[mine])
-    return torch.utils.data.Subset(data, range(len(data))[mine])
+    return torch.utils.data.Subset(data, range(len(data))[mine])  # type: ignore[arg-type]
 
 
 def epoch_order(n: int, epoch: int, stream: Stream) -> Tensor:

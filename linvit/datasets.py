@@ -5,6 +5,7 @@ from functools import cached_property
 from importlib.resources import as_file
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import PIL.Image
@@ -88,7 +89,15 @@ class Shards(torch.utils.data.Dataset):
         return PIL.Image.open(file), int(label)
 
 
-Split = Images | Packed | torch.utils.data.Dataset
+class Files(Protocol):
+    """A split of image files, as torchvision's data sets give them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[PIL.Image.Image, int]: ...
+
+
+Split = Images | Packed | Files
 
 
 def read(dataset: Dataset, split: str, root: str | Path, *, download: bool = False) -> Split:

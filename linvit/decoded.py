@@ -11,7 +11,7 @@ import logging
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ def _key_of(data: Split, dataset: Dataset, split: str, root: Path) -> str | None
     """What pixels and labels depend on: arrays' bytes, files' names, sizes and times, labels by the names of folders;
     None where it cannot be told."""
     if isinstance(data, Images):
-        content = [list(data.images.shape), hashlib.sha256(data.images.numpy()).hexdigest()]
+        content = [list(data.images.shape), hashlib.sha256(data.images.numpy().data).hexdigest()]
     elif (paths := _files_of(data, dataset, root)) is not None:
         content = [(str(path), found.st_size, found.st_mtime_ns) for path in paths if (found := path.stat())]
     else:
@@ -139,9 +139,14 @@ def _write(data: Split, path: Path, key: str) -> None:
         for pixels, label in _images_of(data):
             shapes.append(pixels.shape)
             labels.append(label)
-            digest.update(pixels)
-            file.write(pixels)
-    arrays = {"key": key, "sha256": digest.hexdigest(), "shapes": np.array(shapes), "labels": np.array(labels)}
+            digest.update(pixels.data)
+            file.write(pixels.data)
+    arrays: dict[str, Any] = {
+        "key": key,
+        "sha256": digest.hexdigest(),
+        "shapes": np.array(shapes),
+        "labels": np.array(labels),
+    }
     content = io.BytesIO()
     np.savez(content, **arrays)
     with replacing(path.with_suffix(".npz")) as temporary:

@@ -14,7 +14,7 @@ RADLADS without a task's loss, in which each block sees the teacher's tokens, is
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from linvit.maps import map_of
 from linvit.vit import prefix_tokens
 
 Capture = Callable[[Tensor, Tensor], Tensor]
+Distance = Callable[[Tensor, Tensor], Tensor]
 
 EPS = 1e-6
 """What a map's entries count as at least in a cross-entropy: a linear attention's may be exactly zero."""
@@ -80,27 +81,28 @@ class AttentionDistillation:
             Distill(target=target, weight=weight, distance=distance, reduction=reduction)
         except ValidationError as error:
             raise DistillError(f"attention distillation: {first_mistake(error, Distill)}") from None
-        teacher, student = unwrap_model(teacher), unwrap_model(student)
-        if teacher is student:
+        self.teacher: VisionTransformer = unwrap_model(teacher)
+        self.student: VisionTransformer = unwrap_model(student)
+        if self.teacher is self.student:
             raise DistillError("teacher and student are one model; a student is distilled from another")
-        check_alike(teacher, student, target)
-        self.teacher = teacher.requires_grad_(False).eval()
-        self.student = student
+        check_alike(self.teacher, self.student, target)
+        self.teacher.requires_grad_(False).eval()
         self.weight = weight
         self.reduction = reduction
-        self.distance = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}[distance]
+        distances: dict[str, Distance] = {"mse": F.mse_loss, "l2": l2, "cross_entropy": cross_entropy}
+        self.distance = distances[distance]
         # Tokens that only the teacher has come first; for maps they would also be keys.
-        self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
+        self.extra_tokens = self.teacher.num_prefix_tokens - self.student.num_prefix_tokens
         self._of_student: list[Tensor] = []
         self._of_teacher: list[Tensor] = []
         self._passes = 0
         heard = [  # all of it before the first hook: a map may be missing
             (_hooked(block.attn, target), self._recorder(record, _capture(block.attn, target)))
-            for vit, record in ((student, self._of_student), (teacher, self._of_teacher))
+            for vit, record in ((self.student, self._of_student), (self.teacher, self._of_teacher))
             for block in vit.blocks
         ]
         self._last = heard[-1][0]
-        self._hooks = [student.register_forward_pre_hook(self._listen)]
+        self._hooks = [self.student.register_forward_pre_hook(self._listen)]
         self._hooks += [module.register_forward_hook(recorder) for module, recorder in heard]
 
     @classmethod
@@ -197,7 +199,7 @@ def ending_after(module: nn.Module) -> Iterator[None]:
 
 def _hooked(attn: nn.Module, target: str) -> nn.Module:
     """The module whose call shows the target."""
-    return attn.proj if target == "heads" else attn
+    return attn.get_submodule("proj") if target == "heads" else attn
 
 
 def _capture(attn: nn.Module, target: str) -> Capture:
@@ -219,7 +221,7 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
     return recorded
 
 
-def check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
+def check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
     """Refuse models whose attentions cannot be matched.
 
     Raises:
@@ -228,7 +230,7 @@ def check_alike(teacher: nn.Module, student: nn.Module, target: str) -> None:
     for vit in (teacher, student):
         if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
             raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")
-    alike = {
+    alike: dict[str, list[tuple[Any, Any]]] = {
         "blocks": [(len(teacher.blocks), len(student.blocks))],
         "width": [(teacher.embed_dim, student.embed_dim)],
         "grid": [(teacher.patch_embed.grid_size, student.patch_embed.grid_size)],

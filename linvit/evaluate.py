@@ -29,8 +29,7 @@ def evaluate(
         ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]
         hits += torch.stack([ranked[:, 0].sum(), ranked.sum()])
         images += len(labels)
-    hits, images = ranks.sum(hits), ranks.sum(torch.tensor(images)).item()
-    top1, top5 = (100 * hits.double() / images).tolist()
+    top1, top5 = (100 * ranks.sum(hits).double() / ranks.sum(torch.tensor(images)).item()).tolist()
     return {"top1": top1, "top5": top5}
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -189,7 +190,7 @@ class Losses:
         self.ranks = ranks
         self._last_epoch = progress.history[-1] if progress.history else None
         self._pending: list[tuple[Tensor, Tensor | None, int]] = []
-        self._read = [tuple(entry) for entry in progress.losses]
+        self._read: list[tuple] = [tuple(entry) for entry in progress.losses]
 
     def add(self, task: Tensor, extra: Tensor | None, images: int) -> None:
         self._pending.append((task, extra, images))
@@ -204,7 +205,7 @@ class Losses:
     def _check(self) -> None:
         if not self._pending:
             return
-        tasks, extras, images = zip(*self._pending, strict=True)
+        tasks, extras, images = map(list, zip(*self._pending, strict=True))
         self._pending.clear()
         tasks = self.ranks.sum(torch.stack(tasks)).tolist()
         if extras[0] is not None:
@@ -229,12 +230,13 @@ def _losses_text(task: float, extra: float | None) -> str:
 
 def trainable(model: nn.Module, recipe: Recipe, ranks: Ranks = Ranks()) -> nn.Module:
     """What the steps call; its parameters and buffers are the model's own, under the names that they have there."""
+    called: Any = model
     if recipe.grad_checkpointing:
-        model.set_grad_checkpointing()
+        called.set_grad_checkpointing()
     if recipe.compile:
         # A graph for each size of batch: which came first, in this process or one before, must not matter.
-        model = torch.compile(model, dynamic=False)
-    return ranks.replica(model)
+        called = torch.compile(called, dynamic=False)
+    return ranks.replica(called)
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
@@ -252,8 +254,9 @@ def adamw(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict]:
     """Trainable parameters, without weight decay for vectors and positional embeddings."""
-    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
-    decayed, plain = [], []
+    exempt: set[str] = getattr(model, "no_weight_decay", set)()
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (plain if parameter.ndim <= 1 or name in exempt else decayed).append(parameter)

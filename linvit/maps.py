@@ -23,8 +23,9 @@ def map_of(attention: nn.Module) -> Callable[[Tensor], Tensor]:
     Raises:
         MapError: the operator has none.
     """
-    if hasattr(attention, "attention_map"):
-        return attention.attention_map
+    of_operator: Callable[[Tensor], Tensor] | None = getattr(attention, "attention_map", None)
+    if of_operator is not None:
+        return of_operator
     if isinstance(attention, timm.layers.Attention):
         return lambda tokens: softmax_map(attention, tokens)
     have_one = operators(lambda kind: hasattr(kind, "attention_map"))

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ class Ranks:
         # Buffers are the same on all ranks from the start: they are constants.
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
-    def averaging(self, replica: nn.Module, now: bool) -> AbstractContextManager:
+    def averaging(self, replica: Any, now: bool) -> AbstractContextManager:
         """Whether backward passes average what gradients have been added up so far, or only go on adding."""
         return nullcontext() if now or self.size == 1 else replica.no_sync()
 

@@ -138,7 +138,7 @@ def figures_of(specs: Iterable[RunSpec]) -> list[str]:
 def figures_in(rows: Iterable[Row]) -> list[str]:
     """The same, of rows of a table of runs."""
     rows = list(rows)
-    shown = {"losses": rows, "fig5": _of_most_used_source(rows)}
+    shown: dict[str, Sequence[Row]] = {"losses": rows, "fig5": _of_most_used_source(rows)}
     default = _of_most_used_source(_default(rows))
     return [name for name, has_panels in FIGURES.items() if has_panels(_students(shown.get(name, default)))]
 

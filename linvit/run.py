@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -55,7 +56,7 @@ def train(
     """
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
-    options = {"device": device, "workers": workers, "ranks": ranks}
+    options: dict[str, Any] = {"device": device, "workers": workers, "ranks": ranks}
     if ranks.first:
         write_text(folder / "spec.json", spec.to_json() + "\n")
     weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None  # before images are decoded
@@ -181,7 +182,7 @@ def build_teacher(spec: RunSpec, weights: sources.Weights, device: torch.device)
     return teacher.to(device)
 
 
-def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:
+def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options: Any) -> None:
     """Bring a source into its folder, training it first if the pipeline makes it.
 
     The options are those of `train`.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -42,7 +43,7 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     """
     top1 = runs.groupby(KEYS, dropna=False)["top1"].agg(["mean", "std", "count"]).reset_index()
     top1 = top1.rename(columns={"count": "n"})
-    orders = {
+    orders: dict[str, list] = {
         "dataset": in_order(runs["dataset"], DATASETS),
         "size": sizes_in_order(runs),
         "distill": [False, True],
@@ -166,7 +167,7 @@ def _cell(mean: float, std: float, n: int | None = None) -> str:
     return f"{mean:.1f}{spread}" + (f" (n = {n})" if n else "")
 
 
-def _row_label(row: tuple) -> str:
+def _row_label(row: Any) -> str:
     is_default = row.init in (row.start, f"{row.start}-distill")
     return label(row.start, row.distill) if is_default else row.init
 
@@ -208,7 +209,7 @@ def _beside_the_paper(name: str, table: Table, numbers: pd.DataFrame) -> _Sectio
     return _Section(name, title, title, note, pd.DataFrame(lines), text_columns=2)
 
 
-def _three_lines(cell: tuple) -> tuple[str, str, str]:
+def _three_lines(cell: Any) -> tuple[str, str, str]:
     ours = _cell(cell.mean, cell.std) if cell.n else MISSING
     lacks = f" ({cell.n} of {cell.runs} runs)" if cell.n < cell.runs else ""
     return ours + lacks, _cell(cell.paper, cell.paper_std), signed(cell.difference, 1)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -95,7 +96,7 @@ def _halved(n: int) -> Iterator[int]:
 
 
 def _rate(workload: Workload, images: int, training: float | None, evaluation: float | None, error: str | None) -> Rate:
-    rates = {"train_images_per_second": training, "eval_images_per_second": evaluation}
+    rates: dict[str, Any] = {"train_images_per_second": training, "eval_images_per_second": evaluation}
     return Rate(**workload._asdict(), batch_size=images, **rates, error=error)
 
 

@@ -789,7 +789,7 @@ def test_what_builds_the_dag_imports_neither_torch_nor_timm():
     code = f"""
 import json, sys
 from pathlib import Path
-import linvit.config, linvit.grid, linvit.results, linvit.tables, linvit.figures, linvit.claims, linvit.__main__
+import linvit.config, linvit.grid, linvit.results, linvit.tables, linvit.figures, linvit.claims, linvit.cli
 import linvit.plan
 study = linvit.config.load_study({str(CONFIG)!r})
 runs = linvit.grid.expand(study, "paper")

@@ -93,10 +93,10 @@ def test_the_papers_lines_are_those_of_the_documents():
     assert (plan.ood.needed, len(plan.sources.tasks)) == (52, 0)
 
 
-def test_the_readme_shows_the_papers_plan(tmp_path):
+def test_the_documentation_shows_the_papers_plan(tmp_path):
     told = text(plan_of(STUDY.model_copy(update={"results": str(tmp_path)}), "paper"), TABLE)
     shown, _, _ = told.rpartition("\n\n")
-    assert f"```\n{shown}\n```" in (CONFIG.parent / "README.md").read_text()
+    assert f"```\n{shown}\n```" in (CONFIG.parent / "docs/plan.md").read_text()
 
 
 @pytest.mark.parametrize("grid", RAW["grids"])

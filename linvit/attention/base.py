@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,15 @@ from linvit.config import UserError
 
 class GeometryError(UserError):
     """The operator cannot work on this grid, or with these prefix tokens."""
+
+
+class Projections(Protocol):
+    """What analytic starts shape: the widths and the projections that an attention has in common with timm's."""
+
+    num_heads: int
+    head_dim: int
+    qkv: nn.Linear
+    proj: nn.Linear
 
 
 class Attention(nn.Module):
@@ -32,6 +42,9 @@ class Attention(nn.Module):
     """Whether tokens must be as many as the grid's and the prefix; without it, images of any size will do."""
     takes_qk_norm: bool = False
     """Whether `heads` applies `q_norm` and `k_norm`, a ViT's norms of each head's queries and keys [..., d]."""
+
+    q_norm: nn.Module
+    k_norm: nn.Module
 
     def __init__(
         self,
@@ -77,7 +90,7 @@ class Attention(nn.Module):
                 f"{self.num_prefix_tokens} prefix and a {rows}x{columns} grid"
             )
 
-    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """[B, N, 3C] -> three [B, H, N, d], contiguous; queries and keys normed where a ViT has norms for them."""
         q, k, v = (self.split(part) for part in qkv.chunk(3, dim=-1))
         return (self.q_norm(q), self.k_norm(k), v) if self.takes_qk_norm else (q, k, v)
@@ -139,11 +152,11 @@ class _Summaries(torch.autograd.Function):
     """Autograd would make the gradient of k^T, transposed, and add that of each sum in a pass of its own."""
 
     @staticmethod
-    def forward(ctx, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(k, v)
         return k.mT @ v, k.sum(-2, keepdim=True), v.sum(-2, keepdim=True)
 
     @staticmethod
-    def backward(ctx, kv: Tensor, k_sum: Tensor, v_sum: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, kv: Tensor, k_sum: Tensor, v_sum: Tensor) -> tuple[Tensor, Tensor]:
         k, v = ctx.saved_tensors
         return (v @ kv.mT).add_(k_sum), (k @ kv).add_(v_sum)

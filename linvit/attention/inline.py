@@ -3,6 +3,8 @@
 Han et al. 2024 [arXiv:2412.06590]. The paper uses the attention-only form [arXiv:2609.35745, Sec. B.1].
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ class InlineAttention(Attention):
         local_residual: Add the original block's input-dependent 3x3 residual on the values (off in the paper).
     """
 
-    def __init__(self, dim: int, num_heads: int, *, local_residual: bool = False, **skeleton) -> None:
+    def __init__(self, dim: int, num_heads: int, *, local_residual: bool = False, **skeleton: Any) -> None:
         super().__init__(dim, num_heads, **skeleton)
         self.scale = self.head_dim**-0.5
         self.local = LocalKernel(dim, num_heads) if local_residual else None

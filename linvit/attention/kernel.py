@@ -3,6 +3,8 @@
 Katharopoulos et al. 2020 [arXiv:2006.16236, Sec. 3.2]. There is no 1/sqrt(d) scale.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,13 +51,13 @@ class _EluPlusOne(torch.autograd.Function):
     """F.elu(x) + 1, but without expm1, which takes several times as long as exp on a CPU."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         phi = x.clamp(max=0).exp_().add_(F.relu(x))
         ctx.save_for_backward(phi)
         return phi
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (phi,) = ctx.saved_tensors
         return grad * phi.clamp(max=1)  # the slope is 1 above zero, below it exp(x)
 

@@ -4,6 +4,7 @@ Zhang et al., ICLR 2026 [arXiv:2601.07832]; five-by-five depthwise convolution a
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class MhlaAttention(Attention):
         window: int | None = None,
         mixing: str = "linear",
         norms: bool = True,
-        **skeleton,
+        **skeleton: Any,
     ) -> None:
         super().__init__(dim, num_heads, **skeleton)
         self._refuse_prefix_tokens()

@@ -1,6 +1,7 @@
 """An operator in place of a block's attention: with what it takes over, and a refusal of what it would lose."""
 
 import copy
+from typing import Any
 
 import timm.layers
 from timm.models.vision_transformer import VisionTransformer
@@ -19,7 +20,7 @@ def replacement(vit: VisionTransformer, index: int, operator: type, variant: Var
         GeometryError: it does not work on this ViT, or would lose a part of the block's attention.
     """
     where = f"variant {variant.name!r}, block {index}"
-    old = getattr(vit.blocks[index], "attn", None)
+    old: Any = getattr(vit.blocks[index], "attn", None)
     _refuse_what_would_be_lost(vit, old, where)
     try:
         attention = operator(
@@ -44,7 +45,7 @@ def replacement(vit: VisionTransformer, index: int, operator: type, variant: Var
     return attention.to(old.qkv.weight)
 
 
-def _refuse_what_would_be_lost(vit: VisionTransformer, old: nn.Module | None, where: str) -> None:
+def _refuse_what_would_be_lost(vit: VisionTransformer, old: Any, where: str) -> None:
     """Operators stand for timm's `Attention` with its defaults; whatever else was there would silently go."""
     if hasattr(old, "softmax_view"):  # an operator, which has no options of timm's but the norms of queries and keys
         return

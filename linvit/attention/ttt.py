@@ -3,6 +3,8 @@
 Han et al. 2026 [arXiv:2512.01643]. The inner step is part of the forward pass, in training and inference alike.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ class TttAttention(Attention):
 
     own_parameters = ("w1", "w2", "w3", "proj")
 
-    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True, **skeleton) -> None:
+    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True, **skeleton: Any) -> None:
         super().__init__(dim, num_heads, qkv_bias=qkv_bias, **skeleton)
         self._refuse_prefix_tokens()
         d = self.head_dim
@@ -93,7 +95,7 @@ class _Correlation(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, images: Tensor, errors: Tensor) -> Tensor:
+    def forward(ctx: Any, images: Tensor, errors: Tensor) -> Tensor:
         ctx.save_for_backward(images, errors)
         h, w = images.shape[-2:]
         padded = F.pad(images, (1, 1, 1, 1))
@@ -101,7 +103,7 @@ class _Correlation(torch.autograd.Function):
         return torch.stack(cells, dim=-1).unflatten(-1, (3, 3))
 
     @staticmethod
-    def backward(ctx, kernels: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, kernels: Tensor) -> tuple[Tensor, Tensor]:
         images, errors = ctx.saved_tensors
         return convolved(errors, kernels.flip(-2, -1)), convolved(images, kernels)
 

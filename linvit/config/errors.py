@@ -16,6 +16,6 @@ class ConfigError(UserError):
     """A mistake in the configuration."""
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Another library's error on one line; its kind where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__

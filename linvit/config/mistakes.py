@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 LONGEST = 60
 """Characters of a key or a value that a message shows."""
@@ -45,7 +46,7 @@ def first_mistake(error: ValidationError, kind: Any) -> str:
     Args:
         kind: What the data was held against: a model, or a type made of models.
     """
-    by_key: dict[tuple, list[dict]] = {}
+    by_key: dict[tuple, list[ErrorDetails]] = {}
     # Unknown keys first: the one that was meant is often missing, too.
     for found in sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden"):
         by_key.setdefault(tuple(_steps(kind, found["loc"])), []).append(found)
@@ -100,18 +101,18 @@ def number_of(text: str) -> str | None:
     return f"{scientific} or {plain}" if len(plain) <= 12 else scientific
 
 
-def _is_outdone(key: tuple, errors: list[dict], others: Iterable[tuple]) -> bool:
+def _is_outdone(key: tuple, errors: list[ErrorDetails], others: Iterable[tuple]) -> bool:
     """Where a value may be of several kinds, what is wrong inside of it tells more than that it is of no other kind."""
     of_a_kind = errors[0]["loc"][-1:] not in (key[-1:], ("[key]",))
     return of_a_kind and any(len(other) > len(key) and other[: len(key)] == key for other in others)
 
 
-def _misspelt(by_key: Mapping[tuple, list[dict]], kind: Any) -> Iterator[tuple]:
+def _misspelt(by_key: Mapping[tuple, list[ErrorDetails]], kind: Any) -> Iterator[tuple]:
     """The places of keys that are missing because another one beside them is misspelt: one mistake, not two."""
     for key, errors in by_key.items():
         if errors[0]["type"] == "extra_forbidden":
             for name in get_close_matches(str(key[-1])[:LONGEST], _known_keys(kind, key), 1):
-                if by_key.get((*key[:-1], name), [{"type": None}])[0]["type"] == "missing":
+                if any(error["type"] == "missing" for error in by_key.get((*key[:-1], name), [])[:1]):
                     yield (*key[:-1], name)
 
 
@@ -121,7 +122,7 @@ def _known_keys(kind: Any, key: tuple) -> list[str]:
     return [name for name in known if name != "name"]  # an entry's key is its name
 
 
-def _told(errors: list[dict], kind: Any, key: tuple) -> str:
+def _told(errors: list[ErrorDetails], kind: Any, key: tuple) -> str:
     """What is wrong at one place."""
     first = errors[0]
     if first["type"] == "extra_forbidden":
@@ -140,14 +141,14 @@ def _rounded(bounds: dict[str, Any]) -> dict[str, Any]:
     return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in bounds.items()}
 
 
-def _advice(error: dict) -> str:
+def _advice(error: ErrorDetails) -> str:
     """How to write what was probably meant."""
     value, kind = error["input"], error["type"]
     if isinstance(value, str):
         if kind == "float_type" and (number := number_of(value)):
             return f"; write {number}"
-        if kind == "int_type" and number_of(value) and abs(number := float(value)) < 1e12 and number.is_integer():
-            return f"; write {int(number)}"
+        if kind == "int_type" and number_of(value) and abs(count := float(value)) < 1e12 and count.is_integer():
+            return f"; write {int(count)}"
         if kind == "bool_type" and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if kind == "literal_error":
@@ -181,7 +182,7 @@ def _within(kind: Any, step: str | int) -> Any:
     """The type of what stands at one key or index of a value of this type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-        return fields.get(step, Any)
+        return fields.get(str(step), Any)
     arguments = get_args(kind)
     return Any if not arguments else arguments[1] if get_origin(kind) is dict else arguments[0]
 

@@ -77,11 +77,17 @@ class Size(Part):
 
     name: Name
     dim: PositiveInt
+    """Width of a token; a multiple of `heads`."""
     depth: PositiveInt
+    """Blocks."""
     heads: PositiveInt
+    """Attention heads of a block."""
     patch_size: PositiveInt = 16
+    """Side of a patch in pixels."""
     image_size: PositiveInt = 224
+    """Side of an image in pixels; a multiple of `patch_size`."""
     channels: PositiveInt = 3
+    """1 for grey images, 3 for colour."""
 
     @model_validator(mode="after")
     def _divides(self) -> "Size":
@@ -104,9 +110,13 @@ class Variant(Part):
     target: Target
     """`package.module:Class`; the class need not be in this package."""
     kwargs: dict[str, Any] = {}
+    """Further arguments of the class's constructor."""
     class_token: bool = True
+    """Whether there is one; false for operators that take patch tokens alone."""
     positions: Literal["learned", "sincos"] = "learned"
+    """Learned embeddings, as in DeiT, or fixed 2-D sine and cosine waves."""
     pool: Literal["token", "avg"] = "token"
+    """What the classifier sees: the class token, or the mean of the patch tokens."""
     analytic_inits: bool = True
     """Whether Mimetic and Impulse are defined: they shape a standard QK^T and V-proj product."""
     attention_map: bool = False
@@ -161,7 +171,9 @@ class Distill(Part):
     target: Literal["output", "heads", "map"] = "output"
     """The attention module's output, the heads' outputs before its projection, or the attention map."""
     distance: Literal["mse", "l2", "cross_entropy"] = "mse"
+    """Mean-squared error; for outputs also the L2 distance, for maps cross-entropy."""
     weight: PositiveFloat | None = None
+    """lambda, by which the loss is multiplied."""
     reduction: Literal["mean", "sum"] = "mean"
     """Over blocks."""
 
@@ -190,8 +202,11 @@ class Init(Part):
 
     name: Name
     copied: tuple[Group, ...] = Field(default=(), alias="copy")
+    """Groups of weights that come from the source."""
     analytic: Literal["mimetic", "impulse"] | None = None
+    """A start of the attention that is computed, without a source."""
     distill: Distill | None = None
+    """The loss that is added to the task's, with the source as the teacher; `{}` is the paper's."""
     train: bool = True
     """False: evaluate the copied model as it is (the Softmax reference on its own data set)."""
 
@@ -221,14 +236,21 @@ class Dataset(Part):
 
     name: Name
     torchvision: Text | None = None
+    """Name of a class of `torchvision.datasets`."""
     timm: Text | None = None
     """`hfds/` and a folder of Hugging Face or WebDataset shards; timm's other readers stream, or have a key here."""
     folder: Text | None = None
+    """A folder of images, a folder a class in each split; relative to `data`."""
     npz: Text | None = None
+    """A file with a split's images and labels as arrays, or `package:file`."""
     idx: Text | None = None
+    """A folder of idx files, as MNIST's kin are published."""
     train: dict[str, Any] | str | None = None
+    """The training split: keyword arguments for torchvision and timm, a name for folder and idx."""
     test: dict[str, Any] | str | None = None
+    """The test split, given alike."""
     classes: PositiveInt
+    """How many there are."""
     class_names: Text | None = None
     """A file, or `package:file`, with a class a line in the order of labels: folders are named by one, or by its
     number. Without it, labels are places in the sorted folder names."""
@@ -237,9 +259,13 @@ class Dataset(Part):
     test_of: str | None = None
     """The data set of which this is a further test split, out of distribution; its models alone see it."""
     train_size: PositiveInt | None = None
+    """Images in the training split; checked when it is read."""
     test_size: PositiveInt | None = None
+    """Images in the test split; checked when it is read."""
     mean: tuple[float, ...] = IMAGENET_MEAN
+    """Of pixels between 0 and 1, a value a channel: images are normalised by it."""
     std: tuple[PositiveFloat, ...] = IMAGENET_STD
+    """As `mean`."""
 
     @field_validator("train", "test")
     @classmethod
@@ -287,13 +313,15 @@ class DatasetEntry(Dataset):
     """
 
     recipe: str | dict[str, str] | None = None
+    """A recipe's name, or one for each size."""
 
     def recipe_for(self, size: str) -> str:
         if isinstance(self.recipe, str):
             return self.recipe
-        if size not in self.recipe:
-            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {names(self.recipe)}")
-        return self.recipe[size]
+        by_size = self.recipe or {}
+        if size not in by_size:
+            raise ConfigError(f"datasets.{self.name}.recipe: none for size {size!r}; it has {names(by_size)}")
+        return by_size[size]
 
     def settings(self) -> Dataset:
         return Dataset(**self.model_dump(exclude={"recipe"}))
@@ -314,32 +342,51 @@ class Recipe(Part):
 
     name: Name
     epochs: PositiveInt
+    """Passes over the training split."""
     warmup_epochs: NonNegativeInt = 0
+    """Of these, those in which the learning rate rises."""
     batch_size: PositiveInt = 512
     """Images in an update, over all ranks."""
     micro_batch_size: PositiveInt | None = None
     """Images in one forward pass of a rank, whose gradients are added up; by default its whole part of the batch."""
     lr: PositiveFloat = 2e-3
+    """The highest learning rate, of AdamW."""
     min_lr: NonNegativeFloat = 1e-6
+    """The last step's, at the end of half a cosine."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """AdamW's."""
     weight_decay: NonNegativeFloat = 0.05
+    """Of matrices; vectors and positions have none."""
     clip_grad: PositiveFloat | None = 3.0
+    """The largest norm of a gradient; null for no limit."""
     label_smoothing: Fraction = 0.1
+    """The share of a label that all classes have in common."""
     drop_path: Fraction = 0.0
+    """The chance that the last block is left out for an image; for the others it rises in a line from 0."""
     distill_weight: PositiveFloat = 50.0
+    """lambda, where the initialisation's `distill` names none."""
     crop_scale: tuple[PositiveFloat, PositiveFloat] = (0.08, 1.0)
+    """Random crops' share of the image's area, from and to."""
     crop_ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    """Their width over their height, from and to."""
     flip: Fraction = 0.5
+    """The chance that an image is mirrored."""
     color_jitter: NonNegativeFloat = 0.4
+    """How far brightness, contrast and saturation may change, each by a factor of 1 minus to 1 plus this."""
     auto_augment: AutoAugment | None = None
     """timm's notation, such as `rand-m9-mstd0.5-inc1`."""
     mixup: NonNegativeFloat = 0.0
+    """Mixup's alpha; 0 for none."""
     cutmix: NonNegativeFloat = 0.0
+    """CutMix's alpha; 0 for none."""
     random_erasing: Fraction = 0.0
+    """The chance that a rectangle of an image is filled with noise."""
     eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """The share of a test image's side that its central crop has."""
     eval_every: PositiveInt = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    """How images are resized."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of forward passes. "auto": bfloat16 on GPUs that have it, else float32; `metrics.json` says which."""
     compile: bool = False
@@ -379,8 +426,11 @@ class TrainEntry(Part):
     """A source that the pipeline trains itself: a Softmax ViT on a named data set by a named recipe."""
 
     dataset: str
+    """A name in `datasets`."""
     recipe: str
+    """A name in `recipes`."""
     seed: Seed = 0
+    """Of everything that is random in its training."""
 
 
 class SourceEntry(Part):
@@ -390,13 +440,19 @@ class SourceEntry(Part):
     """
 
     timm: Text | None = None
+    """A model of timm's, whose weights its hub has."""
     url: Text | None = None
+    """Where its file is downloaded from."""
     path: Text | None = None
+    """Its file."""
     train: TrainEntry | None = None
+    """The pipeline trains it, on a data set by a recipe."""
     sha256: Sha256 | None = None
+    """The file's checksum, in hexadecimal digits; optional for `path`."""
     mean: tuple[float, ...] | None = None
     """With `std`, of the images it was trained on, where these are not the data sets' own: runs from it use them."""
     std: tuple[PositiveFloat, ...] | None = None
+    """With `mean`."""
 
     @model_validator(mode="after")
     def _has_both_statistics(self) -> "SourceEntry":
@@ -418,11 +474,17 @@ class Block(Part):
     """One product of axes; a grid is the union of its blocks."""
 
     datasets: tuple[str, ...] = Field(min_length=1)
+    """Names in `datasets` that are no `test_of` another."""
     sizes: tuple[str, ...] = Field(min_length=1)
+    """Names in `sizes`."""
     variants: tuple[str, ...] = Field(min_length=1)
+    """Names in `variants`."""
     inits: tuple[str, ...] = Field(min_length=1)
+    """Names in `inits`."""
     sources: tuple[str, ...] = ()
+    """Names in `sources`; runs that need none are made once."""
     seeds: tuple[Seed, ...] = Field(min_length=1)
+    """One run each."""
     recipe: str | None = None
     """In place of each data set's own; the run's name then says so."""
     ood: tuple[str, ...] = ()

@@ -30,18 +30,27 @@ class Study(Part):
     """A whole `config.yaml`: the catalogue, the named grids, and which grid to run."""
 
     grid: str
+    """The grid that is run where none is named."""
     results: Folder = "results"
+    """The folder that everything is written to."""
     data: Folder = "data"
     """The folder that torchvision and folder data sets are looked for in."""
     download: bool = False
     """Whether missing torchvision data sets may be downloaded."""
     sizes: dict[Name, Size]
+    """ViTs' dimensions."""
     variants: dict[Name, VariantEntry]
+    """Attention operators."""
     inits: dict[Name, Init]
+    """Initialisations."""
     recipes: dict[Name, Recipe]
+    """Training recipes."""
     datasets: dict[Name, DatasetEntry]
+    """Labelled images."""
     sources: dict[Name, dict[str, SourceEntry]] = Field(default={})
+    """Pre-trained Softmax ViTs: a name, then one for each size."""
     grids: dict[Name, Annotated[tuple[Block, ...], Field(min_length=1)]]
+    """Which runs there are: lists of blocks."""
 
     @model_validator(mode="after")
     def _refers_to_what_exists(self) -> "Study":

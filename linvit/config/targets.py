@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 from linvit.config.errors import ConfigError, reason_of
 from linvit.config.mistakes import meant, names
@@ -50,7 +51,7 @@ def _missing(target: str, path: Sequence[str]) -> str | None:
     if not isinstance(spec.loader, SourceFileLoader):
         return None
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes(), Path(spec.origin).name)
+        tree = ast.parse(Path(spec.loader.path).read_bytes(), Path(spec.loader.path).name)
     except (SyntaxError, ValueError, OSError) as error:
         return f"{spec.origin} cannot be read as Python: {reason_of(error)}"
     words = set(_words(tree))
@@ -68,7 +69,7 @@ def _spec_of(module: str, path: Iterable[str]) -> ModuleSpec | None:
         if path is None:  # what should hold it is no package
             return None
         name = f"{name}.{part}".lstrip(".")
-        finders = [PathFinder, *(finder for finder in sys.meta_path if hasattr(finder, "find_spec"))]
+        finders: list[Any] = [PathFinder, *(finder for finder in sys.meta_path if hasattr(finder, "find_spec"))]
         spec = next((found for finder in finders if (found := finder.find_spec(name, path))), None)
         if spec is None:
             return None

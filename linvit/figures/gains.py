@@ -28,7 +28,7 @@ from linvit.figures.style import (
 from linvit.report import COMPONENTS, is_component
 from linvit.results import STARTS, VARIANTS, default_runs, in_order, label, references, signed
 
-BLOCKS = {
+BLOCKS: dict[str, dict] = {
     "gain": {"hatch": "/////", "lightness": 0.65},
     "more": {"hatch": "\\\\\\\\\\", "lightness": 0.35},
     "loss": {"hatch": "xxxxx", "lightness": 1.0},

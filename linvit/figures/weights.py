@@ -23,7 +23,7 @@ from linvit.results import VARIANTS, in_order
 # All start from Copy, so all have its colour, each operator in a shade and with a marker of its own.
 SHADES = ("#8F3F00", COLORS["copy"], "#EE9A5E")
 MARKERS = ("o", "s", "^", "D", "v")
-TARGETS = {"output": {"linestyle": "-"}, "map": {"linestyle": (0, (3, 1.5))}}
+TARGETS: dict[str, dict] = {"output": {"linestyle": "-"}, "map": {"linestyle": (0, (3, 1.5))}}
 
 
 def fig5(runs: pd.DataFrame, source: str | None = None) -> Figure:

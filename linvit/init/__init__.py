@@ -64,7 +64,8 @@ def steps(init: Init, weights: Weights | None, seed: int) -> list[Step]:
             raise CopyError(f"init {init.name!r} copies {', '.join(init.copied)}, but no source was given")
         chosen.append(CopyWeights(weights, frozenset(init.copied)))
     if init.analytic:  # after the copies: Impulse is solved for the positions that the student ends up with
-        chosen.append({"mimetic": Mimetic, "impulse": Impulse}[init.analytic](seed))
+        starts: dict[str, Callable[[int], Step]] = {"mimetic": Mimetic, "impulse": Impulse}
+        chosen.append(starts[init.analytic](seed))
     return chosen
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from linvit.attention.base import Projections
 from linvit.config import UserError
 
 KERNEL_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)  # cells of a 3x3 kernel, row-major, in the order heads take them
@@ -70,7 +71,7 @@ class Impulse:
             set_value_proj(block.attn, generator)
 
 
-def noisy_identity(attn: nn.Module, noise: float, identity: float, generator: torch.Generator) -> Tensor:
+def noisy_identity(attn: Projections, noise: float, identity: float, generator: torch.Generator) -> Tensor:
     """noise Z + identity I, with i.i.d. Z of variance 1/C: [C, C], float64."""
     C = attn.num_heads * attn.head_dim
     Z = torch.randn(C, C, generator=generator, dtype=torch.float64) / math.sqrt(C)
@@ -84,7 +85,7 @@ def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (U[:, :rank] * root).mT, root[:, None] * Vh[:rank]
 
 
-def set_query_key(attn: nn.Module, heads: list[tuple[Tensor, Tensor]]) -> None:
+def set_query_key(attn: Projections, heads: list[tuple[Tensor, Tensor]]) -> None:
     """Write per-head (W_q, W_k), each [d, C], into the first 2C rows of `qkv`."""
     queries, keys = zip(*heads, strict=True)
     C = attn.num_heads * attn.head_dim
@@ -93,7 +94,7 @@ def set_query_key(attn: nn.Module, heads: list[tuple[Tensor, Tensor]]) -> None:
         attn.qkv.bias.zero_()
 
 
-def set_value_proj(attn: nn.Module, generator: torch.Generator) -> None:
+def set_value_proj(attn: Projections, generator: torch.Generator) -> None:
     """proj(v(x)) = (0.4 Z - 0.4 I) x, as in Mimetic, for both initialisations."""
     C = attn.num_heads * attn.head_dim
     # x -> proj(v(x)) has the matrix W_proj W_v, so its left factor is proj and its right one v.
@@ -139,9 +140,9 @@ def _check_projections(student: VisionTransformer) -> None:
             )
 
 
-def _h(block: nn.Module) -> int:
+def _h(block: Block) -> int:
     return block.attn.num_heads
 
 
-def _d(block: nn.Module) -> int:
+def _d(block: Block) -> int:
     return block.attn.head_dim

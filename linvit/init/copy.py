@@ -7,6 +7,7 @@ a token, in `class_token`; the distillation token's classifier in `head`.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import timm.layers
@@ -107,9 +108,10 @@ def _softmax_view(attention: nn.Module) -> dict[str, Tensor]:
     """What Softmax weights can fill of an operator, or of the attention that a hybrid keeps."""
     if type(attention) is timm.layers.Attention:
         return dict(attention.named_parameters())
-    if not hasattr(attention, "softmax_view"):
+    view: Callable[[], dict[str, Tensor]] | None = getattr(attention, "softmax_view", None)
+    if view is None:
         raise CopyError(f"{type(attention).__name__} has no softmax_view(), so nothing can be copied into it")
-    return attention.softmax_view()
+    return view()
 
 
 def _fixes_positions(student: VisionTransformer) -> bool:

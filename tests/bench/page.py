@@ -1,6 +1,7 @@
 """All benchmarks of a folder on one page, README.md: the sections that they wrote, in this order."""
 
 import argparse
+import re
 from pathlib import Path
 
 from linvit.files import write_text
@@ -9,9 +10,10 @@ SECTIONS = ("operators", "inference", "training", "workflow", "executors")
 
 
 def page(folder: Path) -> str:
-    """The sections that are there; each begins with a heading of its own."""
+    """The sections that are there; each begins with a heading of its own, here below the page's."""
     sections = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
-    return "\n\n".join(["Benchmarks (`make bench`). Every figure is a ratio within one run.", *sections]) + "\n"
+    lowered = [re.sub("^#", "##", section, flags=re.MULTILINE) for section in sections]
+    return "\n\n".join(["# Benchmarks", "`make bench`. Every figure is a ratio within one run.", *lowered]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
