@@ -92,7 +92,14 @@ def _converted(folder: Path, dataset: Dataset) -> Opened:
         )
     except ValidationError as error:
         raise ConfigError(f"{folder / CONFIG}: {first_mistake(error, Recipe)}") from None
-    size = Size.model_construct(name="converted", image_size=height, channels=channels)
+    size = Size.model_construct(
+        name="converted",
+        dim=model.embed_dim,
+        depth=len(model.blocks),
+        heads=model.blocks[0].attn.num_heads,
+        image_size=height,
+        channels=channels,
+    )
     statistics = {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
     config = json.loads((folder / CONFIG).read_bytes())
     origin = {key: config[key] for key in ("architecture", "model_args", "linvit") if key in config}

@@ -4,12 +4,14 @@ As in LoLCATs [arXiv:2410.10254, "attention transfer"] and RADLADS [arXiv:2505.0
 models. The paper has no such stage.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from linvit.config import Recipe
+from linvit.config import Align, Recipe
 from linvit.data import Batches
 from linvit.distill import check_alike, ending_after
 from linvit.fit import fit
@@ -17,16 +19,21 @@ from linvit.progress import Progress
 
 
 def align(
-    teacher: VisionTransformer, student: VisionTransformer, batches: Batches, recipe: Recipe, **options
+    teacher: VisionTransformer,
+    student: VisionTransformer,
+    stage: Align,
+    batches: Batches,
+    recipe: Recipe,
+    **options: Any,
 ) -> Progress:
     """Teach the student's attentions what their teacher's give for the same tokens; all other weights stay.
 
     Args:
-        recipe: Its `align` says for how long, and how fast.
+        stage: Says for how long, and how fast; all else is the recipe's.
         options: Of `fit`.
     """
     with Alignment(teacher, student) as alignment:
-        return fit(alignment, batches, alignment_of(recipe), criterion=lambda loss, _: loss, **options)
+        return fit(alignment, batches, alignment_of(recipe, stage), criterion=lambda loss, _: loss, **options)
 
 
 class Alignment(nn.Module):
@@ -76,7 +83,7 @@ class Alignment(nn.Module):
             hook.remove()
 
 
-def alignment_of(recipe: Recipe) -> Recipe:
+def alignment_of(recipe: Recipe, stage: Align) -> Recipe:
     """The recipe of the stage: without warm-up or mixed images, and its attentions are no blocks to checkpoint."""
-    stage = {"epochs": recipe.align.epochs, "lr": recipe.align.lr, "warmup_epochs": 0, "align": None}
-    return recipe.model_copy(update={**stage, "mixup": 0.0, "cutmix": 0.0, "grad_checkpointing": False})
+    schedule = {"epochs": stage.epochs, "lr": stage.lr, "warmup_epochs": 0, "align": None}
+    return recipe.model_copy(update={**schedule, "mixup": 0.0, "cutmix": 0.0, "grad_checkpointing": False})

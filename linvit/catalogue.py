@@ -3,13 +3,14 @@
 `config.yaml`, which lies beside a study and not in the package, has them too; a test holds the two against each other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from linvit.config import ConfigError, Group, Init, Size, VariantEntry
 from linvit.config.mistakes import meant, names
 
 _PartT = TypeVar("_PartT", bound=Size | VariantEntry | Init)
+_AnyT = TypeVar("_AnyT")
 
 
 def _by_name(parts: Iterable[_PartT]) -> dict[str, _PartT]:
@@ -64,7 +65,7 @@ INITS = _by_name(
 )
 
 
-def named(parts: dict[str, _PartT], name: str, what: str) -> _PartT:
+def named(parts: Mapping[str, _AnyT], name: str, what: str) -> _AnyT:
     """The part of this name.
 
     Raises:

@@ -85,8 +85,8 @@ def train(
     progress, aligned = Progress(), Progress()
     if spec.init.train:
         if spec.recipe.align:
-            stream = partial(spec.stream, "align")
-            aligned = align(build_teacher(spec, weights, device), student, **stage(stream, "checkpoint.align.pt"))
+            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt")
+            aligned = align(build_teacher(spec, weights, device), student, spec.recipe.align, **alone)
         distillation = build_distillation(spec, weights, student)
         progress = fit(student, **stage(spec.stream, "checkpoint.pt"), auxiliary=distillation, evaluate=evaluated)
     accuracy = progress.history[-1] if progress.history else evaluated()

@@ -124,8 +124,8 @@ def _linearized(
 ) -> VisionTransformer:
     if not is_model(base.partition(".")[0]):  # nor anything that timm would fetch, such as hf-hub:...
         raise ConfigError(f"base: no model of timm's: {base!r}")
-    variant = named(VARIANTS, variant, "variant") if isinstance(variant, str) else Variant.model_validate(dict(variant))
+    chosen = named(VARIANTS, variant, "variant") if isinstance(variant, str) else Variant.model_validate(dict(variant))
     model = timm.create_model(base, **options)
-    if variant.positions == "sincos":
+    if chosen.positions == "sincos":
         fix_positions(model)
-    return linearize(model, variant, blocks=blocks)
+    return linearize(model, chosen, blocks=blocks)

@@ -138,7 +138,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(study, steps):
 
 def test_the_stage_has_the_recipe_but_for_what_it_sets_itself():
     recipe = changed(ALIGNED, mixup=0.8, cutmix=1.0, grad_checkpointing=True, align={"epochs": 4, "lr": 0.01})
-    stage = alignment_of(recipe)
+    stage = alignment_of(recipe, recipe.align)
     assert (stage.epochs, stage.lr, stage.warmup_epochs, stage.align) == (4, 0.01, 0, None)
     assert (stage.mixup, stage.cutmix, stage.grad_checkpointing) == (0, 0, False)
     assert (stage.batch_size, stage.weight_decay, stage.crop_scale) == (recipe.batch_size, 0.05, recipe.crop_scale)

@@ -105,7 +105,7 @@ def _of_the_system(error: OSError) -> str:
         errno.EROFS: "choose a place that can be written to",
     }
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; {advice.get(error.errno, 'check the path, and run again')}"
+    return f"{where}{error.strerror or error}; {advice.get(error.errno or 0, 'check the path, and run again')}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -8,12 +8,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
 from linvit.catalogue import INITS, SIZES, VARIANTS, named
 from linvit.config import ConfigError, Dataset, Part, Study, first_mistake, load_study
+
+_PartT = TypeVar("_PartT", bound=Part)
 
 WIDTH = 78
 CONFIG = Path("config.yaml")
@@ -47,13 +49,16 @@ class Command:
 
     @property
     def summary(self) -> str:
-        return inspect.getdoc(self.run).split("\n\n")[0]
+        return self._paragraphs[0]
+
+    @property
+    def _paragraphs(self) -> list[str]:
+        return (inspect.getdoc(self.run) or "").split("\n\n")
 
     def add_to(self, subparsers: argparse._SubParsersAction) -> None:
-        paragraphs = inspect.getdoc(self.run).split("\n\n")
         parser = subparsers.add_parser(
             self.name,
-            description="\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in paragraphs),
+            description="\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in self._paragraphs),
             epilog=f"example:\n  {self.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -64,10 +69,10 @@ class Command:
 
 def _required(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
-        name = action.metavar or action.dest
+        name = str(action.metavar or action.dest)
         if action.required or not action.option_strings:
             text = " ".join([*action.option_strings[:1], *([] if action.nargs == 0 else [name])])
-            yield {"+": f"{text} ...", "?": f"[{text}]"}.get(action.nargs, text)
+            yield {"+": f"{text} ...", "?": f"[{text}]"}.get(str(action.nargs), text)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -145,8 +150,8 @@ class Places(NamedTuple):
 
 
 def part_and_places(
-    kind: type[Part], argument: str, config: Path, find: Callable[[Study, str], Part]
-) -> tuple[Part, Places]:
+    kind: type[_PartT], argument: str, config: Path, find: Callable[[Study, str], _PartT]
+) -> tuple[_PartT, Places]:
     """A part given as JSON, as a file that holds it, or by its name in the configuration, whose places it then has."""
     if argument.lstrip().startswith("{") or Path(argument).is_file() or not config.exists():
         return _read(kind, argument), Places()
@@ -170,7 +175,7 @@ def parts_of(table: str, config: Path) -> Mapping[str, Any]:
     return PACKAGED[table]
 
 
-def _read(kind: type[Part], argument: str) -> Part:
+def _read(kind: type[_PartT], argument: str) -> _PartT:
     try:
         return kind.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     except ValidationError as error:

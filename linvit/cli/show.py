@@ -1,7 +1,8 @@
 """What a configuration has to choose from, in a line each or whole."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import yaml
 from tabulate import tabulate
@@ -52,7 +53,7 @@ def _lines(rows: Mapping[str, tuple[str, ...]]) -> str:
     return tabulate([(name, *row) for name, row in rows.items()], tablefmt="plain", disable_numparse=True)
 
 
-def _plain(part: object) -> object:
+def _plain(part: Part | Mapping | Sequence) -> Any:
     """As the configuration has it, with its defaults."""
     if isinstance(part, Part):
         unset = {key for key, field in type(part).model_fields.items() if getattr(part, key) is field.default is None}
@@ -90,7 +91,7 @@ def _source(sizes: Mapping[str, SourceEntry]) -> tuple[str, ...]:
 def _origin(entry: SourceEntry) -> str:
     if entry.train:
         return f"trained on {entry.train.dataset} by {entry.train.recipe}"
-    return entry.timm or entry.url or entry.path
+    return str(entry.timm or entry.url or entry.path)
 
 
 def _dataset(dataset: DatasetEntry) -> tuple[str, ...]:

@@ -126,8 +126,8 @@ def _told(errors: list[ErrorDetails], kind: Any, key: tuple) -> str:
     """What is wrong at one place."""
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        allowed = _known_keys(kind, key)
-        return f"unknown key; allowed: {names(allowed)}{meant(str(key[-1]), allowed)}"
+        keys = _known_keys(kind, key)
+        return f"unknown key; allowed: {names(keys)}{meant(str(key[-1]), keys)}"
     if first["type"] == "missing":
         return "missing; it has no default"
     if first["type"] not in ALLOWED:

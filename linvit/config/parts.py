@@ -334,7 +334,9 @@ class Align(Part):
     """
 
     epochs: PositiveInt
+    """Over the training images; they come before the recipe's own."""
     lr: PositiveFloat = 2e-3
+    """The learning rate it starts with."""
 
 
 class Recipe(Part):

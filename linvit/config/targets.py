@@ -82,8 +82,9 @@ def _meant_module(module: str, path: Sequence[str]) -> str:
     parts = module.split(".")
     missing = next(n for n in range(len(parts)) if _spec_of(".".join(parts[: n + 1]), path) is None)
     parent = ".".join(parts[:missing])
-    places = _spec_of(parent, path).submodule_search_locations if parent else path
-    siblings = [".".join([*parts[:missing], found.name]) for found in pkgutil.iter_modules(places or ())]
+    package = _spec_of(parent, path) if parent else None
+    places = (package.submodule_search_locations or ()) if package else path
+    siblings = [".".join([*parts[:missing], found.name]) for found in pkgutil.iter_modules(places)]
     return meant(".".join(parts[: missing + 1]), siblings)
 
 
