@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import timm
@@ -149,4 +150,5 @@ def _built(args: dict[str, Any], configuration: dict[str, Any], seed: int) -> Vi
     except UserError:
         raise
     except (AssertionError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{args['base']}: refused the variant's skeleton: {reason_of(error)[:200]}") from error
+        reason = shorten(reason_of(error), 200, placeholder=" ...")
+        raise ConfigError(f"{args['base']}: refused the variant's skeleton: {reason}") from error

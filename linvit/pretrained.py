@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import timm
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from linvit import checkpoints
 from linvit.config import ConfigError, UserError, reason_of
-from linvit.config.mistakes import meant
+from linvit.config.mistakes import meant, names
 from linvit.folders import CONFIG
 from linvit.sources import SourceError
 from linvit.timm_models import LINVIT, OF_WEIGHTS, configuration_of
@@ -32,6 +33,16 @@ class Pretrained:
 
 
 def find(source: str, architecture: str | None, kwargs: dict[str, Any]) -> Pretrained:
+    """The ViT that a source names; weights of timm's are not fetched yet.
+
+    Args:
+        source: timm's name of a model, with or without a tag; a folder that timm opens; or a checkpoint's file.
+        architecture: timm's name of what a file's weights are of.
+        kwargs: timm's arguments of the model.
+
+    Raises:
+        UserError: one line with what is not there, or is no model of timm's.
+    """
     path = Path(source)
     if path.is_dir():
         return _of_folder(path, kwargs)
@@ -97,12 +108,19 @@ def _loaded(source: str, load: Callable[[], VisionTransformer]) -> VisionTransfo
     try:
         return load()
     except Exception as error:  # no network, a broken download, a damaged file: timm and its hub raise many kinds
-        raise SourceError(f"{source}: timm cannot give its weights: {reason_of(error)[:200]}") from error
+        reason = shorten(reason_of(error), 200, placeholder=" ...")
+        raise SourceError(
+            f"{source}: timm cannot give its weights: {reason}; a file of them can be given in its place, with --model"
+        ) from error
 
 
 def _check_known(name: str, problem: str) -> None:
-    if not timm.is_model(name.partition(".")[0]):
-        raise ConfigError(f"{problem}: {name!r}{meant(name.partition('.')[0], timm.list_models())}")
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise ConfigError(f"{problem}: {name!r}{meant(architecture, timm.list_models())}")
+    tagged = timm.models.get_arch_pretrained_cfgs(architecture)
+    if tag and name not in tagged:
+        raise ConfigError(f"{name}: no weights of this tag; allowed: {names(tagged)}{meant(name, tagged)}")
 
 
 def outline(pretrained: Pretrained) -> VisionTransformer:
@@ -113,11 +131,14 @@ def outline(pretrained: Pretrained) -> VisionTransformer:
     """
     try:
         with torch.device("meta"):
-            model = timm.create_model(pretrained.architecture, **pretrained.args)
+            model = timm.create_model(
+                pretrained.architecture, pretrained_cfg=pretrained.configuration, **pretrained.args
+            )
     except UserError:
         raise
     except Exception as error:  # unknown arguments, or sizes that do not fit one another
-        raise ConfigError(f"{pretrained.architecture}: refused its arguments: {reason_of(error)[:200]}") from error
+        reason = shorten(reason_of(error), 200, placeholder=" ...")
+        raise ConfigError(f"{pretrained.architecture}: refused its arguments: {reason}") from error
     if not isinstance(model, VisionTransformer):
         raise ConfigError(
             f"{pretrained.architecture}: a {type(model).__name__} cannot be linearised; allowed: timm's "

@@ -108,6 +108,14 @@ def test_a_checkpoint_of_a_file_is_of_the_architecture_that_is_named(tmp_path):
     torch.testing.assert_close(converted(models.images()), teacher(models.images()))
 
 
+def test_a_folders_own_classifier_is_copied_where_that_is_asked_for(tmp_path):
+    """Its number of classes is the folder's, not the architecture's."""
+    teacher = source(tmp_path / "teacher")
+    whole = changed(FULLCOPY, name="whole", copy=[*FULLCOPY.copied, "head"])
+    converted = convert(str(tmp_path / "teacher"), tmp_path / "out", variant=VARIANTS["relu"], init=whole)
+    assert torch.equal(converted.head.weight, teacher.head.weight)
+
+
 def test_what_is_not_copied_starts_by_the_seed(tmp_path):
     source(tmp_path / "teacher")
     options = {"variant": VARIANTS["relu"], "init": INITS["copy"], "num_classes": 9}
@@ -171,6 +179,8 @@ def test_what_cannot_be_converted_is_refused_in_one_line_before_weights_are_fetc
     monkeypatch.setattr(timm, "create_model", creating)
     out = tmp_path / "out"
     assert "did you mean 'deit_small_patch16_224'" in refused("deit_smal_patch16_224", out, **RELU)
+    tagged = refused("deit_small_patch16_224.fb_in2k", out, **RELU)
+    assert "no weights of this tag; allowed: deit_small_patch16_224.fb_in1k" in tagged
     assert "cannot be linearised; allowed: timm's VisionTransformer" in refused("resnet18", out, **RELU)
     distilled = changed(FULLCOPY, name="fullcopy-distill", distill={})
     assert "distils while it trains" in refused(DEIT, out, variant=VARIANTS["relu"], init=distilled)
