@@ -1,7 +1,6 @@
-"""The documentation against the code: what it shows runs, what it links to is there, what it quotes is said."""
+"""What the documentation shows runs, and what it links to is there."""
 
 import argparse
-import ast
 import re
 import shlex
 import shutil
@@ -33,8 +32,6 @@ NOT_RUN = re.compile(r"\*Not run by the tests: .+\*")
 """The paragraph before a block that cannot run, with the reason, for readers to see."""
 
 SQUARED = "fashion-1k/mini/squared-relu"
-
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 
 @dataclass(frozen=True)
@@ -218,39 +215,6 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page}: {link}"
         assert not anchor or anchor in slugs_of(target), f"{page}: {link}"
-
-
-def test_every_key_of_the_configuration_is_described():
-    import config_keys
-
-    for title, model in config_keys.sections().items():
-        missing = set(model.model_fields) - {"name"} - set(config_keys.descriptions(model))
-        assert not missing, f"{title}: a text is missing under {', '.join(sorted(missing))}"
-
-
-def test_the_page_of_keys_is_that_of_the_models():
-    import config_keys
-
-    assert config_keys.PAGE.read_text() == config_keys.page(), "run python docs/_ext/config_keys.py"
-
-
-def literals_of(folder: Path) -> str:
-    """All texts in the code of a folder, a line each, with … for what is filled in."""
-    found = []
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(re.sub(r"%[sd.\d]*[sdg]|\{\}", "…", node.value))
-    return "\n".join(found)
-
-
-def test_messages_that_are_explained_are_those_of_the_code():
-    said = literals_of(ROOT / "linvit") + literals_of(ROOT / "workflow")
-    told = re.findall(r"^\| `(.+?)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
-    assert len(told) > 40
-    assert not [message for message in told if message not in said]
 
 
 def test_the_error_of_the_five_minute_start_is_what_is_said(tmp_path, capsys):
