@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,23 @@ def plan(options: argparse.Namespace) -> None:
     study = load_study(options.config)
     table = options.rates or default_path(study)
     print(text(plan_of(study, options.grid, read_rates(table)), table))
+
+
+def status(options: argparse.Namespace) -> None:
+    """Tell how far a grid is, by its files alone: what is done, running, failed and why, and the time left."""
+    from linvit.rates import default_path, read_rates
+    from linvit.screen import text
+    from linvit.status import status_of
+
+    study = load_study(options.config)
+    rates = read_rates(options.rates or default_path(study))
+    while True:
+        found = status_of(study, options.grid, rates, silent=60 * options.silent)
+        is_screen = options.watch and sys.stdout.isatty()
+        print(("\x1b[H\x1b[2J" if is_screen else "") + text(found, everything=options.all), flush=True)
+        if not options.watch or found.is_over:
+            return
+        time.sleep(options.watch)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -161,6 +179,15 @@ def parser() -> argparse.ArgumentParser:
     command = _command(commands, plan)
     _add_grid(command)
     command.add_argument("--rates", type=Path, help="table of rates; default: that of linvit bench")
+
+    command = _command(commands, status)
+    _add_grid(command)
+    command.add_argument("--rates", type=Path, help="table of rates; default: that of linvit bench")
+    command.add_argument(
+        "--silent", type=_positive, default=15, help="minutes after which a run is taken for interrupted"
+    )
+    command.add_argument("--all", action="store_true", help="list all runs, however many there are")
+    command.add_argument("--watch", type=_positive, nargs="?", const=10, metavar="SECONDS", help="look again and again")
 
     command = _command(commands, bench)
     command.add_argument("--throughput", action="store_true", required=True, help="in images per second")

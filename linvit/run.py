@@ -26,6 +26,7 @@ from linvit.progress import Progress
 from linvit.ranks import Ranks
 from linvit.trained import MODEL, save_model
 from linvit.vit import build_vit
+from linvit.watch import Watch, views_of
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +49,31 @@ def train(
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
     `metrics.json`, all by the first rank. A run that was interrupted, or that `stop` ended after one of its steps,
     goes on from its checkpoint. Small data sets are mapped from their decoded pixels in `decoded_folder`, which are
-    made there if need be; without it, each run reads its own.
+    made there if need be; without it, each run reads its own. Until there are metrics, `progress.json` tells how far
+    the run is, or why it ended before its time.
     """
+    if ranks.first:
+        write_text(folder / "spec.json", spec.to_json() + "\n")
+    with Watch(*views_of(folder, first=ranks.first)) as watch:
+        options = {"decoded_folder": decoded_folder, "workers": workers, "stop": stop, "ranks": ranks}
+        return _train(spec, folder, watch, sources_folder=sources_folder, data_root=data_root, **options)
+
+
+def _train(
+    spec: RunSpec,
+    folder: Path,
+    watch: Watch,
+    *,
+    sources_folder: Path,
+    data_root: Path,
+    decoded_folder: Path | None,
+    workers: int,
+    stop: Callable[[], bool],
+    ranks: Ranks,
+) -> dict:
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     options = {"device": device, "workers": workers, "ranks": ranks}
-    if ranks.first:
-        write_text(folder / "spec.json", spec.to_json() + "\n")
     train_data = decoded.read(spec.dataset, "train", data_root, decoded_folder, ranks) if spec.init.train else None
     test_data = decoded.read(spec.dataset, "test", data_root, decoded_folder, ranks)
     weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None
@@ -77,6 +96,7 @@ def train(
             checkpoint=folder / "checkpoint.pt",
             identity=identity_on(device, spec),
             stop=stop,
+            watch=watch,
             ranks=ranks,
         )
         accuracy = progress.history[-1]

@@ -23,7 +23,20 @@ from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = ("grid", "plan", "bench", "dataset", "source", "train", "ood", "collect", "tables", "figure", "claims")
+COMMANDS = (
+    "grid",
+    "plan",
+    "status",
+    "bench",
+    "dataset",
+    "source",
+    "train",
+    "ood",
+    "collect",
+    "tables",
+    "figure",
+    "claims",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +91,7 @@ def test_every_subcommand_explains_itself(capsys, command):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: linvit {command}")
-    assert ("--config" if command in ("grid", "plan") else "--out") in out
+    assert ("--config" if command in ("grid", "plan", "status") else "--out") in out
 
 
 def test_the_overview_names_every_subcommand(capsys):
@@ -132,6 +145,20 @@ def test_plan_tells_what_a_grid_costs_without_importing_torch(folder):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert result.stdout.splitlines()[0] == "grid    all"
     assert result.stdout.splitlines()[-1] == "set()"
+
+
+def test_status_tells_a_failure_and_ends_when_nothing_is_left(folder, capsys):
+    assert main(["grid"]) == 0
+    names = capsys.readouterr().out.split()
+    for name in names:
+        log = folder / "results/runs" / name / "train.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("linvit: error: worn out\n")
+    assert main(["status", "--watch", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("grid all: 0 of 4 runs done, 0% of the training\n")
+    assert "  worn out\n" in out
+    assert all(f"    {name}\n" in out for name in names)
 
 
 def test_bench_measures_what_plan_lacks(folder, monkeypatch, capsys):
