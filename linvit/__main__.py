@@ -274,6 +274,7 @@ def _add_compute(command: argparse.ArgumentParser) -> None:
 
 def _add_decoded(command: argparse.ArgumentParser) -> None:
     command.add_argument("--decoded", type=Path, help="folder of decoded data sets, to share; default: none")
+    command.add_argument("--tensorboard", action="store_true", help="write event files into the run's folder, too")
 
 
 def _compute(options: argparse.Namespace) -> dict[str, Any]:
@@ -282,6 +283,7 @@ def _compute(options: argparse.Namespace) -> dict[str, Any]:
         "decoded_folder": options.decoded,
         "workers": _workers(options),
         "stop": stop_on_signal(),
+        "tensorboard": options.tensorboard,
     }
 
 

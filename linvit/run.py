@@ -17,6 +17,7 @@ from linvit import __version__, data, decoded, sources
 from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
+from linvit.events import Events
 from linvit.files import write_text
 from linvit.fit import fit
 from linvit.grid import RunSpec, Source
@@ -26,7 +27,7 @@ from linvit.progress import Progress
 from linvit.ranks import Ranks
 from linvit.trained import MODEL, save_model
 from linvit.vit import build_vit
-from linvit.watch import Watch, views_of
+from linvit.watch import Journal, Terminal, View, Watch
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def train(
     decoded_folder: Path | None = None,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    tensorboard: bool = False,
     ranks: Ranks = Ranks(),
 ) -> dict:
     """Carry out one run in its folder and return its metrics.
@@ -50,11 +52,11 @@ def train(
     `metrics.json`, all by the first rank. A run that was interrupted, or that `stop` ended after one of its steps,
     goes on from its checkpoint. Small data sets are mapped from their decoded pixels in `decoded_folder`, which are
     made there if need be; without it, each run reads its own. Until there are metrics, `progress.json` tells how far
-    the run is, or why it ended before its time.
+    the run is, or why it ended before its time. With `tensorboard`, event files stay beside them; metrics are the same.
     """
     if ranks.first:
         write_text(folder / "spec.json", spec.to_json() + "\n")
-    with Watch(*views_of(folder, first=ranks.first)) as watch:
+    with Watch(*views_of(folder, tensorboard, ranks)) as watch:
         options = {"decoded_folder": decoded_folder, "workers": workers, "stop": stop, "ranks": ranks}
         return _train(spec, folder, watch, sources_folder=sources_folder, data_root=data_root, **options)
 
@@ -118,6 +120,13 @@ def _train(
         for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
             checkpoint.unlink(missing_ok=True)
     return metrics
+
+
+def views_of(folder: Path, tensorboard: bool, ranks: Ranks) -> list[View]:
+    """Who looks on at a run; at ranks other than the first, nobody."""
+    if not ranks.first:
+        return []
+    return [Terminal(), Journal(folder), *([Events(folder)] if tensorboard else [])]
 
 
 def identity_on(device: torch.device, spec: RunSpec) -> str:

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +83,7 @@ class View:
         """An epoch is done, and evaluated if it was its turn."""
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over; `training` need not have begun."""
+        """The run is over; its training need not have begun."""
 
 
 class Watch:
@@ -194,11 +193,6 @@ class Journal(View):
         content = (asdict(self.standing) if self.standing else {}) | ended
         with suppress(OSError):  # a full disk ends a run where something would be lost: at its checkpoint
             write_text(self.path, json.dumps(content) + "\n")
-
-
-def views_of(folder: Path, *, first: bool) -> Sequence[View]:
-    """Who looks on at a run in this folder; at other ranks than the first, nobody."""
-    return (Terminal(), Journal(folder)) if first else ()
 
 
 def duration(seconds: float) -> str:

@@ -87,6 +87,10 @@ def test_a_second_run_does_nothing(study: Study) -> None:
     assert study.planned() == {}
 
 
+def test_event_files_make_no_run_stale(study: Study) -> None:
+    assert study.planned("--config", "tensorboard=true") == {}
+
+
 def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> None:
     result = study.run("--report", "report.html")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -35,6 +35,8 @@ class Study(Part):
     """The folder that torchvision and folder data sets are looked for in."""
     download: bool = False
     """Whether missing torchvision data sets may be downloaded."""
+    tensorboard: bool = False
+    """Whether runs write event files beside their metrics."""
     sizes: dict[Name, Size]
     variants: dict[Name, VariantEntry]
     inits: dict[Name, Init]
