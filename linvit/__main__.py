@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
 from linvit.grid import RunSpec, Source, expand
 from linvit.logs import set_up_logging
-from linvit.report import FIGURES
+from linvit.report import BY_HAND, FIGURES, HISTORY_FIGURES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -121,12 +121,14 @@ def ood(options: argparse.Namespace) -> None:
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Gather metrics files, or those of whole folders, into one tidy table (with --ood, those out of distribution)."""
+    """Gather metrics files, or those of whole folders, into one tidy table: of runs, histories or results out of
+    distribution."""
     from linvit import results
 
     pattern = "ood/*.json" if options.ood else "metrics.json"
     found = (sorted(path.rglob(pattern)) if path.is_dir() else [path] for path in options.metrics)
-    gather = results.collect_ood if options.ood else results.collect
+    of_runs = results.collect_history if options.history else results.collect
+    gather = results.collect_ood if options.ood else of_runs
     results.write_runs(gather(itertools.chain.from_iterable(found)), options.out)
 
 
@@ -140,13 +142,35 @@ def tables(options: argparse.Namespace) -> None:
 
 def figure(options: argparse.Namespace) -> None:
     """Draw one figure into a file; its suffix, png or pdf, is the format."""
-    from linvit import results
-    from linvit.figures import FIGURES, save
+    from linvit.figures import draw, save
 
-    if options.name not in FIGURES:
-        raise ConfigError(f"no figure {options.name!r}; allowed: {', '.join(FIGURES)}")
-    choice = {"source": options.source} if options.source else {}
-    drawn = FIGURES[options.name](results.read_runs(options.runs), **choice)
+    tables = {"history": options.history, "rates": options.rates}
+    drawn = draw(options.name, options.runs, source=options.source, **tables)
+    for path in options.out:
+        save(drawn, path)
+
+
+def blocks(options: argparse.Namespace) -> None:
+    """Measure how far each block's attention output is from its source's, before and after training, into a table."""
+    import pandas as pd
+
+    from linvit import results
+    from linvit.blocks import block_errors
+
+    found = block_errors(
+        _run_folders(options.runs), sources_folder=options.sources, data_root=options.data, images=options.images
+    )
+    results.write_runs(pd.DataFrame(found, columns=list(results.BLOCK_DTYPES)), options.out)
+
+
+def maps(options: argparse.Namespace) -> None:
+    """Draw what a source and runs that start from it attend to, side by side on test images."""
+    from linvit.blocks import maps_beside
+    from linvit.figures import save
+    from linvit.figures.maps import maps as draw
+
+    where = {"sources_folder": options.sources, "data_root": options.data}
+    drawn = draw(maps_beside(options.runs, images=options.images, blocks=options.blocks, **where))
     for path in options.out:
         save(drawn, path)
 
@@ -159,6 +183,14 @@ def claims(options: argparse.Namespace) -> None:
     text = claims_text(results.read_runs(options.runs), _ood(options))
     for path in options.out:
         page.write(path, text)
+
+
+def _run_folders(folders: list[Path]) -> list[Path]:
+    """The folders of trained models in and below these."""
+    from linvit.trained import MODEL
+
+    found = [folder for given in folders for folder in (path.parent for path in sorted(given.rglob(MODEL)))]
+    return found or folders
 
 
 def stop_on_signal() -> Callable[[], bool]:
@@ -225,14 +257,33 @@ def parser() -> argparse.ArgumentParser:
 
     command = _command(commands, collect)
     command.add_argument("metrics", type=Path, nargs="+", help="metrics.json files, or folders of runs")
-    command.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
+    what = command.add_mutually_exclusive_group()
+    what.add_argument("--history", action="store_true", help="gather a row an epoch instead of a row a run")
+    what.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
     command.add_argument("--out", type=Path, required=True, help="the table to write (csv)")
+
+    for function in (blocks, maps):
+        command = _command(commands, function)
+        command.add_argument(
+            "runs", type=Path, nargs="+", help="folders of runs" + (", or of many" if function is blocks else "")
+        )
+        command.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
+        command.add_argument("--sources", type=Path, default=Path("results/sources"), help="folder of prepared sources")
+        default = 256 if function is blocks else 4
+        command.add_argument("--images", type=_positive, default=default, help=f"test images; default: {default}")
+        if function is maps:
+            command.add_argument("--blocks", type=int, nargs="+", help="from 0; default: first, middle and last")
+        command.add_argument("--out", type=Path, required=True, nargs="+" if function is maps else None)
 
     for function in (tables, figure, claims):
         command = _command(commands, function)
         if function is figure:
-            command.add_argument("name", help=", ".join(FIGURES))
+            command.add_argument("name", help=", ".join((*FIGURES, *HISTORY_FIGURES, *BY_HAND)))
             command.add_argument("--source", help="show runs of this source; default: the most used one")
+            command.add_argument("--history", type=Path, help="a table of histories (csv), for those of them")
+            command.add_argument(
+                "--rates", type=Path, help="a table of rates, for throughput; default: as runs measured it"
+            )
         else:
             command.add_argument("--ood", type=Path, help="a table of out-of-distribution results (csv)")
         command.add_argument("runs", type=Path, help="a table of runs (csv)")

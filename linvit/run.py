@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, decoded, sources
+from linvit.config import Size
 from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
@@ -189,9 +190,15 @@ def build_distillation(
     """The run's auxiliary loss, with the source as the teacher, on the student's device."""
     if spec.init.distill is None:
         return None
-    teacher = build_vit(spec.size, num_classes=0)
-    CopyWeights(weights, BACKBONE)(teacher)
+    teacher = build_teacher(spec.size, weights)
     return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
+
+
+def build_teacher(size: Size, weights: sources.Weights) -> VisionTransformer:
+    """The source without its head."""
+    teacher = build_vit(size, num_classes=0)
+    CopyWeights(weights, BACKBONE)(teacher)
+    return teacher
 
 
 def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options) -> None:

@@ -122,7 +122,7 @@ def panels(rows: Sequence[Row], variants: Sequence[str]) -> tuple[Figure, dict[t
     for ax, variant in zip(axes[0], variants, strict=False):
         ax.set_title(VARIANTS.get(variant, variant))
     for ax, row in zip(axes[:, 0], rows, strict=False):
-        ax.set_ylabel(_name(row, rows, "\n"))
+        ax.set_ylabel(name_of(row, rows, "\n"))
     if not rows:
         say_empty(axes[0, 0])
     return figure, {(row, variant): axes[i, j] for i, row in enumerate(rows) for j, variant in enumerate(variants)}
@@ -135,7 +135,7 @@ def abreast(rows: Sequence[Row]) -> tuple[Figure, dict[Row, Axes]]:
     figure = _figure(0.4 + 2.2 * columns, 1.0 + 1.6 * lines)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax, row in zip(axes, rows, strict=False):
-        ax.set_title(_name(row, rows, ", "))
+        ax.set_title(name_of(row, rows, ", "))
     for ax in axes[n:]:
         ax.set_axis_off()
     if not rows:
@@ -207,7 +207,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(max(width, 3.4), height), layout="constrained")
 
 
-def _name(row: Row, rows: Sequence[Row], separator: str) -> str:
+def name_of(row: Row, rows: Sequence[Row], separator: str) -> str:
     """A row's title; its size is left to the note where all have the same."""
     dataset, *size = row
     is_told = size and len({row[1] for row in rows}) > 1
