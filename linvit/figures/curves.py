@@ -88,12 +88,12 @@ def handles_of(shown: pd.DataFrame) -> list[Line2D]:
 
 
 def measure_panels(
-    rows: Sequence[Row], variants: Sequence[str], measures: Sequence[str], *, width: float
+    rows: Sequence[Row], variants: Sequence[str], measures: Sequence[str], *, width: float, low: float = 1.0
 ) -> tuple[Figure, dict[tuple[Row, str, str], Axes]]:
-    """For each row a line of panels per measure, a column per operator."""
+    """For each row a line of panels per measure, a column per operator; many lines are `low` inches high."""
     lines = [(row, measure) for row in rows for measure in measures]
     shape = max(len(lines), 1), max(len(variants), 1)
-    size = max(0.7 + width * shape[1], 3.4), 1.1 + (1.5 if len(lines) <= 4 else 1.0) * shape[0]
+    size = max(0.7 + width * shape[1], 3.4), 1.1 + (1.5 if len(lines) <= 4 else low) * shape[0]
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*shape, sharex="col" if len(rows) <= 1 else False, sharey="row", squeeze=False)
     if not lines:

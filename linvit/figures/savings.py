@@ -10,7 +10,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from linvit.figures.curves import DETAILED, handles_of, lines_of, look_of, measure_panels, trained
-from linvit.figures.style import STYLE, Row, finish, note_of, of_one_source, rows_of, runs_of
+from linvit.figures.style import STYLE, finish, note_of, of_one_source, rows_of, runs_of
 from linvit.results import VARIANTS, default_runs, in_order, label
 
 LEVEL = {"color": "#777777", "linewidth": 0.7, "linestyle": ":"}
@@ -43,12 +43,12 @@ def savings(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None
     rows, variants = rows_of(shown), in_order(shown["variant"], VARIANTS)
     measures = ["top1", "needed"] if len(rows) <= DETAILED else ["needed"]
     with rc_context(STYLE):
-        figure, axes = measure_panels(rows, variants, measures, width=1.75)
+        figure, axes = measure_panels(rows, variants, measures, width=1.75, low=0.4 + 0.12 * len(lines_of(shown)))
         for row in rows:
-            _row(runs_of(shown, row), {key[1:]: ax for key, ax in axes.items() if key[0] == row}, row)
+            _row(runs_of(shown, row), {key[1:]: ax for key, ax in axes.items() if key[0] == row})
         for ax in figure.axes[-len(variants) :] if rows else ():
             ax.set_xlabel("Training images seen" if in_images else "Epochs")
-        finish(figure, handles_of(shown), "", f"{NOTE}\n{note_of(shown, source)}", has_reference=False)
+        finish(figure, handles_of(shown), "", f"{NOTE}\n{note_of(shown, source, 'means')}", has_reference=False)
     return figure
 
 
@@ -73,7 +73,7 @@ def _beside_random(shown: pd.DataFrame) -> pd.DataFrame:
     return shown[has_both.astype(bool)]
 
 
-def _row(of_row: pd.DataFrame, axes: dict[tuple[str, str], Axes], row: Row) -> None:
+def _row(of_row: pd.DataFrame, axes: dict[tuple[str, str], Axes]) -> None:
     """One data set and size: a panel, or two, for each operator."""
     lines = [line for line in lines_of(of_row) if line != RANDOM]
     for variant, panel in of_row.groupby("variant"):

@@ -177,7 +177,7 @@ def tint(color: str, lightness: float) -> tuple[float, ...]:
     return tuple(lightness + (1 - lightness) * channel for channel in to_rgb(color))
 
 
-def note_of(shown: pd.DataFrame, source: str) -> str:
+def note_of(shown: pd.DataFrame, source: str, what: str = "mean ± standard deviation") -> str:
     """The source, the size where there is but one, and how many seeds a mean is of."""
     sizes = shown["size"].unique()
     size = f"; size: {sizes[0]}" if len(sizes) == 1 else ""
@@ -185,7 +185,7 @@ def note_of(shown: pd.DataFrame, source: str) -> str:
     if counts.empty or counts.max() == 1:
         return f"Source: {source}{size}; one seed (n = 1)"
     spread = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    return f"Source: {source}{size}; mean ± standard deviation over n = {spread} seeds"
+    return f"Source: {source}{size}; {what} over n = {spread} seeds"
 
 
 def finish(figure: Figure, handles: Sequence[Artist], y_label: str, note: str, *, has_reference: bool) -> None:
