@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import tqdm
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -20,6 +18,7 @@ from linvit.data import Batches, Stream
 from linvit.device import autocast, to_device
 from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.ranks import Ranks
+from linvit.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +51,7 @@ def fit(
     checkpoint: Path | None = None,
     identity: str = "",
     stop: Callable[[], bool] = lambda: False,
+    watch: Watch = Watch(),
     ranks: Ranks = Ranks(),
 ) -> Progress:
     """Train `model` in place; several ranks make the updates that one would, but for drop path and for whom an image
@@ -66,6 +66,7 @@ def fit(
         checkpoint: Written after each epoch, and before it is evaluated; training resumes from it where it exists.
         identity: What the checkpoint must belong to (the run's spec); another run's is set aside.
         stop: Asked after each step; once true on a rank, a checkpoint is written and all ranks end.
+        watch: Told of every step and epoch.
 
     Raises:
         NonFiniteLoss: names epoch, step and the last finite losses.
@@ -83,19 +84,18 @@ def fit(
 
     mix = mixing(recipe, num_classes)
     loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, mix, auxiliary, ranks, criterion)
-    with _progress_bar(recipe.epochs * len(batches), progress.epochs * len(batches) + progress.step, ranks) as bar:
-        while progress.epochs < recipe.epochs:
-            if not loop.epoch(progress, bar.update, stop):
-                keep()
-                raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
-            record = loop.record(progress)
-            if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
-                keep()  # an evaluation may take longer than the notice before a time limit
-                record |= evaluate()
-            progress.finish_epoch(record)
+    watch.begin(progress, recipe.epochs, len(batches))
+    while progress.epochs < recipe.epochs:
+        if not loop.epoch(progress, watch.step, stop):
             keep()
-            if ranks.first:
-                _report(record, recipe.epochs, bar)
+            raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
+        record = loop.record(progress)
+        if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
+            keep()  # an evaluation may take longer than the notice before a time limit
+            record |= evaluate()
+        watch.epoch(record)
+        progress.finish_epoch(record)
+        keep()
     return progress
 
 
@@ -113,15 +113,19 @@ class Loop:
     ranks: Ranks = Ranks()
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def epoch(self, progress: Progress, tick: Callable[[], object], stop: Callable[[], bool]) -> bool:
-        """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short."""
+    def epoch(self, progress: Progress, tick: Callable[[int, float | None], object], stop: Callable[[], bool]) -> bool:
+        """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short.
+
+        `tick` is told the images of each step, and the losses' mean as it was last read.
+        """
         self.model.train()
         epoch, begin, stopped = progress.epochs + 1, time.perf_counter(), False
         losses = Losses(progress, self.ranks)
         for step, (images, labels) in enumerate(self.batches.epoch(epoch, progress.step), progress.step):
-            losses.add(*self.step(epoch, step, images, labels))
+            task, extra, n = self.step(epoch, step, images, labels)
+            losses.add(task, extra, n)
             progress.step = step + 1
-            tick()
+            tick(n, losses.recent)
             if stopped := self.ranks.any(stop()):
                 break
         progress.losses = losses.read()
@@ -188,6 +192,8 @@ class Losses:
     def __init__(self, progress: Progress, ranks: Ranks) -> None:
         self.epoch = progress.epochs + 1
         self.ranks = ranks
+        self.recent: float | None = None
+        """The mean of both losses' sum over the steps that were read last."""
         self._last_epoch = progress.history[-1] if progress.history else None
         self._pending: list[tuple[Tensor, Tensor | None, int]] = []
         self._read: list[tuple] = [tuple(entry) for entry in progress.losses]
@@ -214,6 +220,7 @@ class Losses:
             if not all(math.isfinite(value) for value in values if value is not None):
                 raise NonFiniteLoss(self._message(values))
             self._read.append(values)
+        self.recent = sum(task + (extra or 0.0) for task, extra, _ in self._read[-len(images) :]) / len(images)
 
     def _message(self, values: tuple) -> str:
         last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none"
@@ -292,16 +299,3 @@ def _resumed(
         aside = checkpoint.replace(checkpoint.with_suffix(".old"))
         log.warning("the checkpoint is of a run with other settings: set aside as %s", aside)
     return progress
-
-
-def _progress_bar(total: int, initial: int, ranks: Ranks) -> tqdm.tqdm:
-    hidden = not (ranks.first and sys.stderr.isatty())
-    return tqdm.tqdm(total=total, initial=initial, unit="step", disable=hidden, dynamic_ncols=True)
-
-
-def _report(record: dict, epochs: int, bar: tqdm.tqdm) -> None:
-    text = f"loss {record['loss']:.3f}" + (f", top-1 {record['top1']:.1f}" if "top1" in record else "")
-    if bar.disable:
-        log.info("epoch %d/%d: %s", record["epoch"], epochs, text)
-    else:
-        bar.set_postfix_str(f"epoch {record['epoch']}: {text}")

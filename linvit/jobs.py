@@ -46,6 +46,7 @@ class Job(ABC):
                 decoded_folder=Path(self.params["decoded"]),
                 workers=default_workers(self.threads),
                 stop=lambda: self._stopping,
+                tensorboard=self.params.get("tensorboard", False),
                 ranks=ranks,
             )
 

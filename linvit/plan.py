@@ -135,14 +135,15 @@ def _names_by_purpose(study: Study, grid: str) -> dict[str, list[str]]:
 
 
 def _training(run: RunSpec, results: Path) -> Task:
-    return _task(run, _holds(results / "runs" / run.name / "metrics.json", spec=run))
+    return task_of(run, _holds(results / "runs" / run.name / "metrics.json", spec=run))
 
 
 def _source(source: Source, results: Path) -> Task:
-    return _task(source.train, _holds(results / "sources" / source.folder / "source.json", spec=source.train))
+    return task_of(source.train, _holds(results / "sources" / source.folder / "source.json", spec=source.train))
 
 
-def _task(run: RunSpec, cached: bool) -> Task:
+def task_of(run: RunSpec, cached: bool) -> Task:
+    """A run as work to be done, unless its result is `cached`."""
     if not run.init.train:
         return Task(workload_of(run), run.dataset, epochs=0, evaluations=1, cached=cached)
     # Every so many epochs and after the last one. Epochs of alignment, which are shorter, count as any other.

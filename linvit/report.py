@@ -27,11 +27,18 @@ ATTENTION_ONLY = ("random", "mimetic", "impulse", "copy")
 """The initialisations of Figure 2."""
 COMPONENTS = ("random", "copy", "mlpcopy", "fullcopy")
 """The initialisations of Figures 4, A and B."""
+SHOWN_STARTS = (*ATTENTION_ONLY, "mlpcopy", "fullcopy")
+"""The initialisations of learning curves."""
 PAPERS_LOSSES = ("output", "map")
 """What the paper distils, by mean-squared error; the other losses are of other works."""
 ON_OUTPUTS = ("output", "output-sum")
 """The paper's loss, by either reduction over blocks."""
+HISTORY_FIGURES = {"curves": "Learning curves", "savings": "Training that initialisations save"}
+"""Figures of histories, with their titles."""
+BY_HAND = ("throughput", "blocks")
+"""Further figures, which no report holds: they are of rates, or of what models show when they are run again."""
 SECTIONS = {
+    **dict.fromkeys(HISTORY_FIGURES, "0 Overview"),
     "fig2": "4.2 Attention-only transfer: main results",
     "table1": "4.3 Robustness of the failure",
     "table2": "4.3 Robustness of the failure",
@@ -53,9 +60,11 @@ NEEDS = {
     "figA": "what Figure 4 needs, at size small",
     "figB": "what Figure 4 needs, at size tiny",
     "losses": "Copy with a loss of another work",
+    "curves": "the histories of trained runs",
+    "savings": "the histories of Random and of another initialisation",
 }
 """What a figure needs, in words; a table needs some of the runs of its cells."""
-OWN_TITLES = {"top1": "Top-1 accuracy", "losses": "Losses of other works"}
+OWN_TITLES = {"top1": "Top-1 accuracy", "losses": "Losses of other works", **HISTORY_FIGURES}
 """Of what the paper has not."""
 
 
@@ -143,6 +152,19 @@ def figures_in(rows: Iterable[Row]) -> list[str]:
     return [name for name, has_panels in FIGURES.items() if has_panels(_students(shown.get(name, default)))]
 
 
+def history_figures_of(specs: Iterable[RunSpec]) -> list[str]:
+    """The figures that the histories of these runs can fill, at least in part."""
+    return history_figures_in(identity(spec) for spec in specs if spec.init.train)
+
+
+def history_figures_in(rows: Iterable[Row]) -> list[str]:
+    """The same, of rows of a table of runs, of those that were trained."""
+    rows = list(rows)
+    shown = [row for row in _students(_of_most_used_source(_default(rows))) if row["start"] in SHOWN_STARTS]
+    found = {"curves": bool(shown), "savings": _has_another_beside_random(shown)}
+    return [name for name, has_panels in found.items() if has_panels]
+
+
 def printed_tables(rows: Iterable[Row]) -> list[str]:
     """The paper's tables with a cell that some of these rows are of."""
     rows = list(rows)
@@ -196,6 +218,13 @@ def _has_gains_over_copy(rows: Sequence[Row]) -> bool:
         for distill in (False, True)
     }
     return not copies[False].isdisjoint(copies[True])
+
+
+def _has_another_beside_random(rows: Sequence[Row]) -> bool:
+    starts = defaultdict(set)
+    for row in rows:
+        starts[row["dataset"], row["size"], row["variant"]].add((row["start"], row["distill"]))
+    return any(("random", False) in of_cell and len(of_cell) > 1 for of_cell in starts.values())
 
 
 def _sweeps_weights(rows: Sequence[Row]) -> bool:

@@ -5,7 +5,7 @@ of the same initialisations. Nothing here imports torch.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -86,6 +86,31 @@ OOD_COLUMNS = (
 OOD_DTYPES = {column: DTYPES[column] for column in OOD_COLUMNS} | {"images": "int64"}
 """The columns of a frame of evaluations out of distribution; `dataset` is the one evaluated on."""
 
+HISTORY_DTYPES = {
+    "run": "str",
+    "epoch": "int64",
+    "images": "float64",
+    "lr": "float64",
+    "loss": "float64",
+    "task_loss": "float64",
+    "distill_loss": "float64",
+    "top1": "float64",
+    "top5": "float64",
+}
+"""The columns of a history frame, a row an epoch: `images` are those trained on so far, missing where the data set does
+not tell its size; `distill_loss` is weighted; accuracies are there for epochs that were evaluated."""
+
+BLOCK_COLUMNS = (
+    *("run", "dataset", "size", "variant", "init", "start", "distill", "distill_target", "source", "seed"),
+    "parameters",
+)
+BLOCK_DTYPES = {column: DTYPES[column] for column in BLOCK_COLUMNS} | {
+    "trained": "bool",
+    "block": "int64",
+    "error": "float64",
+}
+"""The columns of a frame of blocks' distillation errors, a row a block (from 1), before training and after it."""
+
 Percent = Annotated[float, Field(ge=0, le=100)]
 
 
@@ -108,6 +133,12 @@ class _Best(_Checked):
 
 class _Epoch(_Checked):
     epoch: NonNegativeInt
+    lr: NonNegativeFloat | None = None
+    loss: float | None = None
+    task_loss: float | None = None
+    distill_loss: float | None = None
+    top1: Percent | None = None
+    top5: Percent | None = None
 
 
 class _Metrics(_Checked):
@@ -118,6 +149,7 @@ class _Metrics(_Checked):
     best: _Best | None
     """None where no epoch was trained."""
     history: tuple[_Epoch, ...]
+    alignment: tuple[_Epoch, ...] = ()
     parameters: NonNegativeInt
     flops: NonNegativeInt
     train_images_per_second: NonNegativeFloat | None
@@ -146,19 +178,20 @@ def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None 
     Raises:
         ResultsError: a file is missing, damaged or incomplete, of other settings, or two files hold the same run.
     """
-    read: dict[str, tuple[Path, dict]] = {}
-    for path in map(Path, paths):
-        metrics = _read_metrics(path)
-        if metrics.name in read:
-            raise ResultsError(f"{path}: run {metrics.name!r} is already in {read[metrics.name][0]}")
-        if expected is not None and metrics.spec != expected.get(metrics.name):
-            raise ResultsError(f"{path}: was run with other settings than the configuration's; delete it to run again")
-        read[metrics.name] = (path, _row(metrics))
-    if not read:
-        raise ResultsError("no metrics files to collect")
-    runs = pd.DataFrame([row for _, row in read.values()], columns=list(DTYPES)).astype(DTYPES)
+    rows = [_row(metrics) for metrics in _metrics_of(paths, expected)]
+    runs = pd.DataFrame(rows, columns=list(DTYPES)).astype(DTYPES)
     _warn_of_commits(runs)
     return runs.sort_values("run", ignore_index=True)
+
+
+def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
+    """Read the epochs of metrics files into a frame with the columns of `HISTORY_DTYPES`, sorted by run and epoch.
+
+    Arguments and errors are those of `collect`; runs that were not trained have no rows.
+    """
+    rows = [(metrics.name, *row) for metrics in _metrics_of(paths, expected) for row in _epochs(metrics)]
+    history = pd.DataFrame(rows, columns=list(HISTORY_DTYPES)).astype(HISTORY_DTYPES)
+    return history.sort_values(["run", "epoch"], ignore_index=True)
 
 
 def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] | None = None) -> pd.DataFrame:
@@ -191,12 +224,33 @@ def read_runs(csv: str | Path) -> pd.DataFrame:
     Raises:
         ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
     """
-    return _read_frame(csv, DTYPES)
+    return read_frame(csv, DTYPES)
+
+
+def read_history(csv: str | Path) -> pd.DataFrame:
+    """Like `read_runs`, a frame of `collect_history`."""
+    return read_frame(csv, HISTORY_DTYPES)
 
 
 def read_ood(csv: str | Path) -> pd.DataFrame:
     """Like `read_runs`, a frame of `collect_ood`."""
-    return _read_frame(csv, OOD_DTYPES)
+    return read_frame(csv, OOD_DTYPES)
+
+
+def read_frame(csv: str | Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
+    """Read a frame with these columns that `write_runs` wrote.
+
+    Raises:
+        ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
+    """
+    try:
+        frame = pd.read_csv(csv, dtype=dtypes, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
+    missing = [column for column in dtypes if column not in frame]
+    if missing:
+        raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
+    return frame[list(dtypes)]
 
 
 def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
@@ -251,17 +305,6 @@ def beside_sources(frame: pd.DataFrame) -> pd.DataFrame:
     return beside.assign(source=source)[kept].reset_index(drop=True)
 
 
-def _read_frame(csv: str | Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(csv, dtype=dtypes, keep_default_na=False, na_values=[""])
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
-    missing = [column for column in dtypes if column not in frame]
-    if missing:
-        raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
-    return frame[list(dtypes)]
-
-
 def _read(path: Path, kind: type[Read]) -> Read:
     try:
         return kind.model_validate_json(path.read_bytes())
@@ -282,6 +325,29 @@ def _read_metrics(path: Path) -> _Metrics:
     return metrics
 
 
+def _metrics_of(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None) -> Iterator[_Metrics]:
+    read: dict[str, Path] = {}
+    for path in map(Path, paths):
+        metrics = _read_metrics(path)
+        if metrics.name in read:
+            raise ResultsError(f"{path}: run {metrics.name!r} is already in {read[metrics.name]}")
+        if expected is not None and metrics.spec != expected.get(metrics.name):
+            raise ResultsError(f"{path}: was run with other settings than the configuration's; delete it to run again")
+        read[metrics.name] = path
+        yield metrics
+    if not read:
+        raise ResultsError("no metrics files to collect")
+
+
+def _epochs(metrics: _Metrics) -> Iterator[tuple]:
+    """The columns of a history frame after the first; epochs of alignment, whose loss is another, only count."""
+    size = metrics.spec.dataset.train_size
+    for epoch in metrics.history:
+        number = len(metrics.alignment) + epoch.epoch
+        images = number * size if size else None
+        yield (number, images, *(getattr(epoch, column) for column in list(HISTORY_DTYPES)[3:]))
+
+
 def _row(metrics: _Metrics) -> dict:
     spec = metrics.spec
     return {
@@ -289,7 +355,7 @@ def _row(metrics: _Metrics) -> dict:
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
         "best_epoch": metrics.best.epoch if metrics.best else 0,
         "epochs": spec.recipe.passes if spec.init.train else 0,
-        **metrics.model_dump(exclude={"name", "spec", "best", "history"}),
+        **metrics.model_dump(exclude={"name", "spec", "best", "history", "alignment"}),
     }
 
 

@@ -17,10 +17,12 @@ from timm.models.vision_transformer import VisionTransformer
 
 from linvit import __version__, data, decoded, sources
 from linvit.align import align
+from linvit.config import Size
 from linvit.data import Stream
 from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
+from linvit.events import Events
 from linvit.files import write_text
 from linvit.fit import fit
 from linvit.grid import RunSpec, Source
@@ -30,6 +32,7 @@ from linvit.progress import Progress
 from linvit.ranks import Ranks
 from linvit.trained import MODEL, save_model
 from linvit.vit import build_vit
+from linvit.watch import Journal, Terminal, View, Watch
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ def train(
     decoded_folder: Path | None = None,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    tensorboard: bool = False,
     ranks: Ranks = Ranks(),
 ) -> dict:
     """Carry out one run in its folder and return its metrics.
@@ -52,13 +56,31 @@ def train(
     The folder gets `spec.json` first, `checkpoint.pt` while training, then `model.safetensors` and, last,
     `metrics.json`, all by the first rank. A run that was interrupted, or that `stop` ended after one of its steps,
     goes on from its checkpoint. Small data sets are mapped from their decoded pixels in `decoded_folder`, which are
-    made there if need be; without it, each run reads its own.
+    made there if need be; without it, each run reads its own. Until there are metrics, `progress.json` tells how far
+    the run is, or why it ended before its time. With `tensorboard`, event files stay beside them; metrics are the same.
     """
+    if ranks.first:
+        write_text(folder / "spec.json", spec.to_json() + "\n")
+    with Watch(*views_of(folder, tensorboard, ranks)) as watch:
+        options: dict[str, Any] = {"decoded_folder": decoded_folder, "workers": workers, "stop": stop, "ranks": ranks}
+        return _train(spec, folder, watch, sources_folder=sources_folder, data_root=data_root, **options)
+
+
+def _train(
+    spec: RunSpec,
+    folder: Path,
+    watch: Watch,
+    *,
+    sources_folder: Path,
+    data_root: Path,
+    decoded_folder: Path | None,
+    workers: int,
+    stop: Callable[[], bool],
+    ranks: Ranks,
+) -> dict:
     start, commit = time.perf_counter(), git_commit()
     device = pick_device()
     options: dict[str, Any] = {"device": device, "workers": workers, "ranks": ranks}
-    if ranks.first:
-        write_text(folder / "spec.json", spec.to_json() + "\n")
     weights = load_weights(spec.source, sources_folder, ranks) if spec.source else None  # before images are decoded
     train_data = decoded.read(spec.dataset, "train", data_root, decoded_folder, ranks) if spec.init.train else None
     test_data = decoded.read(spec.dataset, "test", data_root, decoded_folder, ranks)
@@ -69,8 +91,8 @@ def train(
     def evaluated() -> dict[str, float]:
         return evaluate(student, test, spec.recipe.precision, ranks)
 
-    def stage(stream: Stream, checkpoint: str) -> dict:
-        """What both stages of training have in common, but for their random numbers and their checkpoint."""
+    def stage(stream: Stream, checkpoint: str, *, before: int) -> dict:
+        """What both stages of training have, each with random numbers and a checkpoint of its own."""
         return {
             "batches": data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, stream, **options),
             "recipe": spec.recipe,
@@ -79,16 +101,18 @@ def train(
             "checkpoint": folder / checkpoint,
             "identity": identity_on(device, spec),
             "stop": stop,
+            "watch": watch.part(before, spec.recipe.passes),
             "ranks": ranks,
         }
 
     progress, aligned = Progress(), Progress()
     if spec.init.train:
         if spec.recipe.align:
-            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt")
-            aligned = align(build_teacher(spec, weights, device), student, spec.recipe.align, **alone)
-        distillation = build_distillation(spec, weights, student)
-        progress = fit(student, **stage(spec.stream, "checkpoint.pt"), auxiliary=distillation, evaluate=evaluated)
+            teacher = build_teacher(spec.size, weights).to(device)
+            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt", before=0)
+            aligned = align(teacher, student, spec.recipe.align, **alone)
+        main = stage(spec.stream, "checkpoint.pt", before=aligned.epochs)
+        progress = fit(student, **main, auxiliary=build_distillation(spec, weights, student), evaluate=evaluated)
     accuracy = progress.history[-1] if progress.history else evaluated()
     metrics = results_of(spec, student, progress, accuracy, aligned) | {
         "wall_seconds": time.perf_counter() - start + aligned.earlier_seconds + progress.earlier_seconds,
@@ -106,6 +130,13 @@ def train(
         for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
             checkpoint.unlink(missing_ok=True)
     return metrics
+
+
+def views_of(folder: Path, tensorboard: bool, ranks: Ranks) -> list[View]:
+    """Who looks on at a run; at ranks other than the first, nobody."""
+    if not ranks.first:
+        return []
+    return [Terminal(), Journal(folder), *([Events(folder)] if tensorboard else [])]
 
 
 def identity_on(device: torch.device, spec: RunSpec) -> str:
@@ -171,15 +202,15 @@ def build_distillation(
     """The run's auxiliary loss, with the source as the teacher, on the student's device."""
     if spec.init.distill is None:
         return None
-    teacher = build_teacher(spec, weights, student.head.weight.device)
-    return AttentionDistillation.from_settings(teacher, student, spec.init.distill)
+    teacher = build_teacher(spec.size, weights)
+    return AttentionDistillation.from_settings(teacher.to(student.head.weight.device), student, spec.init.distill)
 
 
-def build_teacher(spec: RunSpec, weights: sources.Weights, device: torch.device) -> VisionTransformer:
-    """The source as it is, without a head."""
-    teacher = build_vit(spec.size, num_classes=0)
+def build_teacher(size: Size, weights: sources.Weights) -> VisionTransformer:
+    """The source without its head."""
+    teacher = build_vit(size, num_classes=0)
     CopyWeights(weights, BACKBONE)(teacher)
-    return teacher.to(device)
+    return teacher
 
 
 def prepare_source(source: Source, folder: Path, *, ranks: Ranks = Ranks(), **options: Any) -> None:

@@ -21,6 +21,9 @@ def metrics(spec: RunSpec, score: float, **changes) -> dict:
     """A complete metrics file's content; `changes` replace keys."""
     epochs = spec.recipe.epochs if spec.init.train else 0
     history = [{"epoch": epoch, "lr": 1e-3, "loss": 1.0, "task_loss": 1.0} for epoch in range(1, epochs + 1)]
+    for record in history:  # accuracy rises in proportion
+        if record["epoch"] % spec.recipe.eval_every == 0 or record["epoch"] == epochs:
+            record |= {"top1": score * record["epoch"] / epochs, "top5": 99.0}
     return {
         "name": spec.name,
         "spec": json.loads(spec.to_json()),

@@ -23,7 +23,7 @@ from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = ("convert", "train", "evaluate", "show", "grid", "plan", "bench", "report")
+COMMANDS = ("convert", "train", "evaluate", "show", "grid", "plan", "status", "bench", "report", "maps", "blocks")
 COMMANDS += ("dataset", "source", "collect", "tables", "figure", "claims")
 
 
@@ -42,7 +42,7 @@ def test_every_subcommand_explains_itself(capsys, command):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: linvit {command}")
-    assert ("--config" if command in ("grid", "plan", "show") else "--out") in out
+    assert ("--config" if command in ("grid", "plan", "status", "show") else "--out") in out
     assert f"example:\n  linvit {command} " in out
     lines = out.splitlines()
     assert len(lines) <= 32, "a screen"
@@ -55,7 +55,7 @@ def test_the_overview_names_every_subcommand(capsys):
     assert caught.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("    ")] == list(COMMANDS)
-    assert len(lines) <= 24, "a screen"
+    assert len(lines) <= 28, "a screen"
     assert max(map(len, lines)) <= 80
 
 
@@ -70,6 +70,23 @@ def test_arguments_that_are_none_end_with_code_2(capsys, arguments):
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"linvit( \w+)?: error: .*; see linvit( \w+)? --help$", line)
+
+
+# --- status -------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_a_failure_and_ends_when_nothing_is_left(folder, capsys):
+    assert main(["grid"]) == 0
+    names = capsys.readouterr().out.split()
+    for name in names:
+        log = folder / "results/runs" / name / "train.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("linvit: error: worn out\n")
+    assert main(["status", "--watch", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("grid all: 0 of 4 runs done, 0% of the training\n")
+    assert "  worn out\n" in out
+    assert all(f"    {name}\n" in out for name in names)
 
 
 # --- doing the work ---------------------------------------------------------------------------------------
@@ -198,7 +215,7 @@ def test_options_reach_the_run(folder, monkeypatch):
     assert arguments == (made, Path("run"))
     assert keywords.pop("stop")() is False
     places = {"sources_folder": Path("s"), "data_root": Path("d"), "decoded_folder": Path("c")}
-    assert keywords == {**places, "workers": 4, "ranks": Ranks()}
+    assert keywords == {**places, "workers": 4, "ranks": Ranks(), "tensorboard": False}
 
 
 @pytest.mark.parametrize(("threads", "workers"), [([], 0), (["--threads", "1"], 0), (["--threads", "4"], 3)])

@@ -177,7 +177,7 @@ def test_the_metrics_are_written_last(study, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "write_text", write_text)
     run_in(study, tmp_path, spec_in(study))
     assert [name for name, _ in written] == ["spec.json", "metrics.json"]
-    assert written[-1][1] == ["checkpoint.pt", "model.safetensors", "spec.json"]
+    assert written[-1][1] == ["checkpoint.pt", "model.safetensors", "progress.json", "spec.json"]
 
 
 class Failure(Exception):
@@ -229,7 +229,7 @@ def test_a_loss_that_is_no_number_leaves_no_metrics(study, tmp_path, monkeypatch
     monkeypatch.setattr(data, "_normalized", lambda images, dataset: images * math.nan)
     with pytest.raises(NonFiniteLoss, match="epoch 1, step 1"):
         run_in(study, tmp_path, spec_in(study))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "spec.json"]
 
 
 # --- repeating --------------------------------------------------------------------------------------------

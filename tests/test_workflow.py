@@ -18,8 +18,9 @@ from study import CONFIG, ROOT, Study
 from linvit import published
 from linvit.config import load_study
 from linvit.grid import evaluations, expand, sources_of
-from linvit.report import FIGURES, SECTIONS, title_of
+from linvit.report import FIGURES, HISTORY_FIGURES, SECTIONS, title_of
 
+DRAWN = ("fig2", "fig4", "figB", "curves", "savings")
 SYNSETS = [f"n{1440764 + 7 * number:08}" for number in range(12)]
 SHIFTED = {"test_of": "nets", "test": ".", "classes": 12, "class_names": "synsets.txt"}
 OOD = {
@@ -69,9 +70,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_the_whole_line_runs_and_leaves_what_it_promises(study: Study) -> None:
     # Tiny has no Copy w/ Distill and no sweep: no Figures 3 and 5; its runs are no cells of the paper's tables.
-    figures = [f"{name}.{suffix}" for name in ("fig2", "fig4", "figB") for suffix in ("png", "pdf")]
+    figures = [f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "pdf")]
     tables = [f"top1.{suffix}" for suffix in ("csv", "md", "html", "tex")]
-    reports = {"runs.csv", "runs.html", *tables, "claims.md", "claims.html", *figures}
+    reports = {"runs.csv", "history.csv", "runs.html", *tables, "claims.md", "claims.html", *figures}
     assert {path.name for path in study.grid().iterdir() if path.suffix != ".log"} == reports
     assert all((study.grid() / name).stat().st_size > 0 for name in reports)
     runs = sorted((study.folder / "results/runs").rglob("metrics.json"))
@@ -87,11 +88,15 @@ def test_a_second_run_does_nothing(study: Study) -> None:
     assert study.planned() == {}
 
 
+def test_event_files_make_no_run_stale(study: Study) -> None:
+    assert study.planned("--config", "tensorboard=true") == {}
+
+
 def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> None:
     result = study.run("--report", "report.html")
     assert result.returncode == 0, result.stdout + result.stderr
     page = (study.folder / "report.html").read_text()
-    for name in ("fig2", "fig4", "figB"):
+    for name in DRAWN:
         assert json.dumps(SECTIONS[name]) in page
         assert json.dumps({"result": title_of(name)}) in page
     for result in ("Claims C1 to C11", "Runs", "Top-1 accuracy"):
@@ -103,9 +108,9 @@ def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> Non
 
 def test_every_figure_has_a_caption_and_every_output_a_section() -> None:
     captions = (ROOT / "workflow/report/figure.rst").read_text()
-    assert set(re.findall(r'^    "(\w+)":', captions, re.MULTILINE)) == set(FIGURES)
+    assert set(re.findall(r'^    "(\w+)":', captions, re.MULTILINE)) == {*FIGURES, *HISTORY_FIGURES}
     printed = {name for name, table in published.tables().items() if any(cell.runs for cell in table.cells())}
-    assert set(SECTIONS) == {*FIGURES, *printed}
+    assert set(SECTIONS) == {*FIGURES, *HISTORY_FIGURES, *printed}
 
 
 def test_a_new_variant_or_seed_plans_only_its_own_runs(study: Study) -> None:
@@ -117,7 +122,7 @@ def test_a_new_variant_or_seed_plans_only_its_own_runs(study: Study) -> None:
     study.configure(config)
     with_seed = study.planned()
     study.configure(CONFIG)
-    report = {"runs": 1, "tables": 1, "figure": 3, "claims": 1}
+    report = {"runs": 1, "history": 1, "tables": 1, "figure": 5, "claims": 1}
     assert with_variant == {"train": 2, **report}
     assert with_seed == {"train": 6, **report}
 
@@ -134,7 +139,7 @@ def test_a_changed_setting_trains_exactly_the_runs_that_use_it(study: Study) -> 
 def test_editing_plot_code_makes_plots_again_and_nothing_else(study: Study) -> None:
     code = study.folder / "linvit/figures/style.py"
     code.write_text(code.read_text() + "\n# edited\n")
-    assert study.planned() == {"figure": 3}
+    assert study.planned() == {"figure": 5}
     assert study.run().returncode == 0
     assert study.planned() == {}
 
@@ -149,7 +154,7 @@ def test_editing_the_printed_numbers_makes_tables_again_and_nothing_else(study: 
 def test_editing_what_columns_are_made_of_makes_the_tables_again(study: Study) -> None:
     code = study.folder / "linvit/results.py"
     code.write_text(code.read_text() + "\n# edited\n")
-    assert study.planned() == {"runs": 1, "tables": 1, "figure": 3, "claims": 1}
+    assert study.planned() == {"runs": 1, "history": 1, "tables": 1, "figure": 5, "claims": 1}
     assert study.run().returncode == 0
     assert study.planned() == {}
 
@@ -182,7 +187,7 @@ def test_a_deleted_run_alone_is_trained_again(study: Study) -> None:
     shutil.move(study.folder / "results/runs/noise/tiny/relu/random", study.folder / "aside")
     planned = study.planned()
     shutil.move(study.folder / "aside", study.folder / "results/runs/noise/tiny/relu/random")
-    assert planned == {"train": 1, "runs": 1, "tables": 1, "figure": 3, "claims": 1}
+    assert planned == {"train": 1, "runs": 1, "history": 1, "tables": 1, "figure": 5, "claims": 1}
     assert study.planned() == {}
 
 
@@ -353,7 +358,7 @@ def test_the_whole_study_has_the_evaluations_out_of_distribution_in_it(shifted: 
     table = (shifted.grid("shifted") / "ood.csv").rename(shifted.folder / "aside.csv")
     planned = shifted.planned()
     table.rename(shifted.grid("shifted") / "ood.csv")
-    assert planned == {"train": 1, "ood_table": 1, "runs": 1, "tables": 1, "figure": 1, "claims": 1}
+    assert planned == {"train": 1, "ood_table": 1, "runs": 1, "history": 1, "tables": 1, "figure": 2, "claims": 1}
 
 
 def test_a_deleted_evaluation_alone_is_made_again_without_training(shifted: Study, run: Path) -> None:

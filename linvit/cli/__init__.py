@@ -10,7 +10,7 @@ import os
 import sys
 
 from linvit import __version__
-from linvit.cli import grids, models, reports, show, steps
+from linvit.cli import grids, models, pictures, reports, show, steps
 from linvit.cli.command import Command, Parser, limit_threads
 from linvit.config import RunEnded, UserError
 from linvit.config.mistakes import meant
@@ -18,7 +18,7 @@ from linvit.logs import set_up_logging
 
 GROUPS = {
     "models": models.COMMANDS,
-    "grids of runs": (*show.COMMANDS, *grids.COMMANDS, *reports.COMMANDS),
+    "grids of runs": (*show.COMMANDS, *grids.COMMANDS, *reports.COMMANDS, *pictures.COMMANDS),
     "steps of the workflow": steps.COMMANDS,
 }
 COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}

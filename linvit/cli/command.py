@@ -100,6 +100,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 def add_decoded(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decoded", type=Path, metavar="DIR", help="folder of decoded data sets, to share")
+    parser.add_argument("--tensorboard", action="store_true", help="write event files into the run's folder, too")
 
 
 def positive(text: str) -> int:
@@ -129,6 +130,7 @@ def compute_of(options: argparse.Namespace, places: "Places") -> dict[str, Any]:
         "decoded_folder": options.decoded or places.decoded,
         "workers": workers_of(options),
         "stop": stop_on_signal(),
+        "tensorboard": options.tensorboard,
     }
 
 

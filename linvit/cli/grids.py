@@ -1,6 +1,8 @@
 """What people do with grids of runs."""
 
 import argparse
+import sys
+import time
 from pathlib import Path
 
 from linvit.cli.command import Command, add_grid, add_out, positive
@@ -33,6 +35,37 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=Path, metavar="FILE", help="table of rates; default: that of linvit bench")
 
 
+def status(options: argparse.Namespace) -> None:
+    """Tell how far a grid is, by its files alone.
+
+    What is done, running, interrupted, failed and why, or waiting, and the time left; from any machine that sees them.
+    """
+    from linvit.rates import default_path, read_rates
+    from linvit.screen import text
+    from linvit.status import status_of
+
+    study = load_study(options.config)
+    rates = read_rates(options.rates or default_path(study))
+    while True:
+        found = status_of(study, options.grid, rates, silent=60 * options.silent)
+        is_screen = options.watch and sys.stdout.isatty()
+        print(("\x1b[H\x1b[2J" if is_screen else "") + text(found, everything=options.all), flush=True)
+        if not options.watch or found.is_over:
+            return
+        time.sleep(options.watch)
+
+
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    _plan_arguments(parser)
+    parser.add_argument(
+        "--silent", type=positive, default=15, metavar="MINUTES", help="without news a run is interrupted; default: 15"
+    )
+    parser.add_argument("--all", action="store_true", help="list all runs, however many there are")
+    parser.add_argument(
+        "--watch", type=positive, nargs="?", const=10, metavar="SECONDS", help="look again and again; default: 10"
+    )
+
+
 def bench(options: argparse.Namespace) -> None:
     """Measure how fast this device trains and evaluates a grid's models.
 
@@ -61,5 +94,6 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 COMMANDS = (
     Command(grid, add_grid, "linvit grid --grid paper"),
     Command(plan, _plan_arguments, "linvit plan --grid paper"),
+    Command(status, _status_arguments, "linvit status --grid mini --watch"),
     Command(bench, _bench_arguments, "linvit bench --throughput --grid mini --threads 1"),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from linvit.cli.command import Command, add_grid, add_out
 from linvit.config import ConfigError, load_study
 from linvit.grid import evaluations, expand
-from linvit.report import SECTIONS, figures_in, need_of, title_of
+from linvit.report import SECTIONS, figures_in, history_figures_in, need_of, title_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,6 +20,8 @@ class Found:
     """What a report is made of."""
 
     runs: "DataFrame"
+    history: "DataFrame | None"
+    """Of their epochs, where their metrics are there."""
     ood: "DataFrame | None"
     """Evaluations out of distribution."""
     told: str
@@ -36,8 +38,9 @@ def report(options: argparse.Namespace) -> None:
 
     found = _of_grid(options) if options.runs is None else _of_path(options.runs)
     results.write_runs(found.runs, options.out / "runs.csv")
-    if found.ood is not None:
-        results.write_runs(found.ood, options.out / "ood.csv")
+    for name, table in (("history", found.history), ("ood", found.ood)):
+        if table is not None:
+            results.write_runs(table, options.out / f"{name}.csv")
     written = [*_tables(found, options.out), *_figures(found, options.out)]
     untestable = _claims(found, options.out)
     print(f"{options.out}: {found.told}")
@@ -70,6 +73,7 @@ def _of_grid(options: argparse.Namespace) -> Found:
     ood = _existing(folder / f"{name}.json" for name in evaluated)
     return Found(
         results.collect(metrics, runs),
+        results.collect_history(metrics, runs),
         results.collect_ood(ood, evaluated) if ood else None,
         f"{len(metrics):,} of the {len(runs):,} runs of grid {grid}",
     )
@@ -79,13 +83,19 @@ def _of_path(path: Path) -> Found:
     from linvit import results
 
     if path.is_file():
-        runs, beside = results.read_runs(path), path.with_name("ood.csv")
-        return Found(runs, results.read_ood(beside) if beside.exists() else None, f"{len(runs):,} runs of {path}")
+        runs, epochs, beside = results.read_runs(path), path.with_name("history.csv"), path.with_name("ood.csv")
+        return Found(
+            runs,
+            results.read_history(epochs) if epochs.exists() else None,
+            results.read_ood(beside) if beside.exists() else None,
+            f"{len(runs):,} runs of {path}",
+        )
     metrics, ood = sorted(path.rglob("metrics.json")), sorted(path.rglob("ood/*.json"))
     if not metrics:
         raise ConfigError(f"{path}: no finished runs there, which metrics.json tells of; allowed: such as results/runs")
     told = f"{len(metrics):,} runs of {path}"
-    return Found(results.collect(metrics), results.collect_ood(ood) if ood else None, told)
+    evaluated = results.collect_ood(ood) if ood else None
+    return Found(results.collect(metrics), results.collect_history(metrics), evaluated, told)
 
 
 def _existing(paths: Iterable[Path]) -> list[Path]:
@@ -99,14 +109,17 @@ def _tables(found: Found, out: Path) -> list[str]:
 
 
 def _figures(found: Found, out: Path) -> list[str]:
-    from linvit.figures import FIGURES, save
+    from linvit.figures import FIGURES, HISTORY_FIGURES, save
 
-    names = figures_in(found.runs.to_dict("records"))
-    for name in names:
-        drawn = FIGURES[name](found.runs)
+    rows = found.runs.to_dict("records")
+    pictures = {name: FIGURES[name](found.runs) for name in figures_in(rows)}
+    if found.history is not None:
+        trained = [row for row in rows if row["epochs"]]
+        pictures |= {name: HISTORY_FIGURES[name](found.runs, found.history) for name in history_figures_in(trained)}
+    for name, drawn in pictures.items():
         for suffix in ("png", "pdf"):
             save(drawn, out / f"{name}.{suffix}")
-    return names
+    return list(pictures)
 
 
 def _claims(found: Found, out: Path) -> list[str]:

@@ -18,10 +18,8 @@ from linvit.cli.command import (
     dataset_and_places,
     part_and_places,
 )
-from linvit.config import ConfigError
-from linvit.config.mistakes import meant, names
 from linvit.grid import Source, sources_of
-from linvit.report import FIGURES
+from linvit.report import BY_HAND, FIGURES, HISTORY_FIGURES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -80,13 +78,16 @@ def collect(options: argparse.Namespace) -> None:
 
     pattern = "ood/*.json" if options.ood else "metrics.json"
     found = (sorted(path.rglob(pattern)) if path.is_dir() else [path] for path in options.metrics)
-    gather = results.collect_ood if options.ood else results.collect
+    of_runs = results.collect_history if options.history else results.collect
+    gather = results.collect_ood if options.ood else of_runs
     results.write_runs(gather(itertools.chain.from_iterable(found)), options.out)
 
 
 def _collect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("metrics", type=Path, nargs="+", help="metrics.json files, or folders of runs")
-    parser.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--history", action="store_true", help="gather a row an epoch instead of a row a run")
+    what.add_argument("--ood", action="store_true", help="gather evaluations out of distribution instead")
     add_out(parser, "the table to write (csv)", required=True)
 
 
@@ -105,21 +106,20 @@ def _tables_arguments(parser: argparse.ArgumentParser) -> None:
 
 def figure(options: argparse.Namespace) -> None:
     """Draw one figure into files, by suffix png or pdf."""
-    from linvit import results
-    from linvit.figures import FIGURES, save
+    from linvit.figures import draw, save
 
-    if options.name not in FIGURES:
-        raise ConfigError(f"no figure {options.name!r}; allowed: {names(FIGURES)}{meant(options.name, FIGURES)}")
-    choice = {"source": options.source} if options.source else {}
-    drawn = FIGURES[options.name](results.read_runs(options.runs), **choice)
+    tables = {"history": options.history, "rates": options.rates}
+    drawn = draw(options.name, options.runs, source=options.source, **tables)
     for path in options.out:
         save(drawn, path)
 
 
 def _figure_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help=", ".join(FIGURES))
-    parser.add_argument("runs", type=Path, help="a table of runs (csv)")
+    parser.add_argument("name", metavar="NAME", help=", ".join((*FIGURES, *HISTORY_FIGURES, *BY_HAND)))
+    parser.add_argument("runs", metavar="RUNS", type=Path, help="a table of runs (csv); of blocks for blocks")
     parser.add_argument("--source", metavar="NAME", help="show runs of this source; default: the most used one")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="a table of histories (csv), for those of them")
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="of throughput; default: as runs measured it")
     add_out(parser, "the files to write (png, pdf)", required=True, nargs="+")
 
 

@@ -37,6 +37,8 @@ class Study(Part):
     """The folder that torchvision and folder data sets are looked for in."""
     download: bool = False
     """Whether missing torchvision data sets may be downloaded."""
+    tensorboard: bool = False
+    """Whether runs write event files beside their metrics."""
     sizes: dict[Name, Size]
     """ViTs' dimensions."""
     variants: dict[Name, VariantEntry]

@@ -127,7 +127,7 @@ def panels(
     for ax, variant in zip(axes[0], variants, strict=False):
         ax.set_title(VARIANTS.get(variant, variant))
     for ax, row in zip(axes[:, 0], rows, strict=False):
-        ax.set_ylabel(_name(row, rows, "\n"))
+        ax.set_ylabel(name_of(row, rows, "\n"))
     if not rows:
         say_empty(axes[0, 0], what)
     return figure, {(row, variant): axes[i, j] for i, row in enumerate(rows) for j, variant in enumerate(variants)}
@@ -140,7 +140,7 @@ def abreast(rows: Sequence[Row]) -> tuple[Figure, dict[Row, Axes]]:
     figure = _figure(0.4 + 2.2 * columns, 1.0 + 1.6 * lines)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax, row in zip(axes, rows, strict=False):
-        ax.set_title(_name(row, rows, ", "))
+        ax.set_title(name_of(row, rows, ", "))
     for ax in axes[n:]:
         ax.set_axis_off()
     if not rows:
@@ -182,7 +182,7 @@ def tint(color: str, lightness: float) -> tuple[float, ...]:
     return tuple(lightness + (1 - lightness) * channel for channel in to_rgb(color))
 
 
-def note_of(shown: pd.DataFrame, source: str) -> str:
+def note_of(shown: pd.DataFrame, source: str, what: str = "mean ± standard deviation") -> str:
     """The source, the size where there is but one, and how many seeds a mean is of."""
     sizes = shown["size"].unique()
     size = f"; size: {sizes[0]}" if len(sizes) == 1 else ""
@@ -190,7 +190,7 @@ def note_of(shown: pd.DataFrame, source: str) -> str:
     if counts.empty or counts.max() == 1:
         return f"Source: {source}{size}; one seed (n = 1)"
     spread = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    return f"Source: {source}{size}; mean ± standard deviation over n = {spread} seeds"
+    return f"Source: {source}{size}; {what} over n = {spread} seeds"
 
 
 def finish(figure: Figure, handles: Sequence[Artist], y_label: str, note: str, *, has_reference: bool) -> None:
@@ -212,7 +212,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(max(width, 3.4), height), layout="constrained")
 
 
-def _name(row: Row, rows: Sequence[Row], separator: str) -> str:
+def name_of(row: Row, rows: Sequence[Row], separator: str) -> str:
     """A row's title; its size is left to the note where all have the same."""
     dataset, *size = row
     is_told = size and len({row[1] for row in rows}) > 1

@@ -6,7 +6,13 @@ from shlex import quote
 import linvit
 from linvit.config import ConfigError, check_targets, study_from
 from linvit.grid import evaluations, expand as expand_grid, sources_of
-from linvit.report import SECTIONS, figures_of, tables_of, title_of
+from linvit.report import (
+    SECTIONS,
+    figures_of,
+    history_figures_of,
+    tables_of,
+    title_of,
+)
 from snakemake.settings.types import DeploymentMethod
 
 CONFIGFILES = " + ".join(map(str, workflow.configfiles))

@@ -2,7 +2,9 @@
 # Table 2 and claim C10 are about results out of distribution.
 WITH_OOD = "--ood {input.ood:q}" if OOD else ""
 TABLES = tables_of(RUNS.values(), EVALUATIONS.values())
-FIGURES = figures_of(RUNS.values())
+CURVES = history_figures_of(RUNS.values())
+FIGURES = figures_of(RUNS.values()) + CURVES
+HISTORY = f"{GRID}/history.csv"
 REPORT = [
     f"{GRID}/runs.csv",
     expand(
@@ -13,6 +15,7 @@ REPORT = [
     f"{GRID}/runs.html",
     expand(f"{GRID}/{{figure}}.{{suffix}}", figure=FIGURES, suffix=["png", "pdf"]),
     multiext(f"{GRID}/claims", ".md", ".html"),
+    [HISTORY] if CURVES else [],
     *OOD,
 ]
 
@@ -23,6 +26,7 @@ report: "../report/workflow.rst"
 localrules:
     all,
     runs,
+    history,
     tables,
     figure,
     claims,
@@ -36,6 +40,20 @@ rule runs:
         f"{GRID}/runs.csv",
     log:
         f"{GRID}/runs.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/collect.py"
+
+
+rule history:
+    input:
+        metrics=METRICS,
+        code=COLLECTING,
+    output:
+        HISTORY,
+    log:
+        f"{GRID}/history.log",
     conda:
         ENVIRONMENT
     script:
@@ -85,6 +103,7 @@ rule tables:
 rule figure:
     input:
         runs=f"{GRID}/runs.csv",
+        history=lambda wildcards: [HISTORY] if wildcards.figure in CURVES else [],
         code=[
             *sorted(map(str, PACKAGE.glob("figures/*.py"))),
             f"{PACKAGE}/report.py",
@@ -103,7 +122,8 @@ rule figure:
     conda:
         ENVIRONMENT
     shell:
-        f"{LINVIT} figure {{wildcards.figure}} {{input.runs:q}} --out {{output:q}} 2> {{log:q}}"
+        f"{LINVIT} figure {{wildcards.figure}} {{input.runs:q}} --history {quote(HISTORY)} --out {{output:q}}"
+        " 2> {log:q}"
 
 
 rule claims:

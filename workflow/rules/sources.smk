@@ -34,6 +34,8 @@ rule source:
         call=lambda wildcards, output: "linvit.jobs:PrepareSource",
         data=lambda wildcards, output: STUDY.data,
         decoded=lambda wildcards, output: f"{RESULTS}/data",
+        tensorboard=lambda wildcards, output: STUDY.tensorboard,
     shell:
         f'{LINVIT} source {{params.source:q}} --out "$(dirname {{output:q}})" --data {{params.data:q}}'
-        " --decoded {params.decoded:q} --threads {threads} 2>> {log:q}"
+        " --decoded {params.decoded:q} --threads {threads}"
+        f" {'--tensorboard' if STUDY.tensorboard else ''} 2>> {{log:q}}"

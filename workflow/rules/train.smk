@@ -22,6 +22,8 @@ rule train:
         sources=lambda wildcards, output: f"{RESULTS}/sources",
         data=lambda wildcards, output: STUDY.data,
         decoded=lambda wildcards, output: f"{RESULTS}/data",
+        tensorboard=lambda wildcards, output: STUDY.tensorboard,
     shell:
         f'{LINVIT} train {{params.spec:q}} --out "$(dirname {{output:q}})" --sources {{params.sources:q}}'
-        " --data {params.data:q} --decoded {params.decoded:q} --threads {threads} 2>> {log:q}"
+        " --data {params.data:q} --decoded {params.decoded:q} --threads {threads}"
+        f" {'--tensorboard' if STUDY.tensorboard else ''} 2>> {{log:q}}"

@@ -1,4 +1,4 @@
-"""Gather a grid's metrics, or its evaluations out of distribution, into one table.
+"""Gather a grid's metrics, their histories, or its evaluations out of distribution, into one table.
 
 A script, since a shell line cannot hold thousands of paths.
 """
@@ -17,6 +17,7 @@ sys.stderr = Path(snakemake.log[0]).open("w")  # noqa: F821, SIM115 - for as lon
 
 collect, expected = {
     "runs": (results.collect, expand),
+    "history": (results.collect_history, expand),
     "ood_table": (results.collect_ood, evaluations),
 }[snakemake.rule]  # noqa: F821
 results.write_runs(
