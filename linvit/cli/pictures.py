@@ -7,7 +7,7 @@ from linvit.cli.command import Command, add_out, positive
 
 
 def blocks(options: argparse.Namespace) -> None:
-    """Measure how far each block's attention output is from its source's.
+    """Measure how far each block's attention is from its source's.
 
     Before and after training, into a table for linvit figure blocks.
     """
