@@ -93,7 +93,7 @@ class Study:
     def run(self, *options: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "snakemake", "--profile", "workflow/profiles/local", "--cores", "2", *options]
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600)
 
     def planned(self, *options: str) -> dict[str, int]:
         """Jobs that a dry run would start, by rule."""

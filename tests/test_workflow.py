@@ -89,7 +89,7 @@ def test_a_second_run_does_nothing(study: Study) -> None:
 
 
 def test_event_files_make_no_run_stale(study: Study) -> None:
-    assert study.planned("--config", "tensorboard=true") == {}
+    assert study.planned("--config", "tensorboard=True") == {}
 
 
 def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> None:
@@ -419,10 +419,10 @@ def test_a_cached_paper_grid_gives_every_table_and_figure_without_training(tmp_p
     result = study.run()
     assert result.returncode == 0, result.stdout + result.stderr
     reports = {path.name: path.stat().st_mtime_ns for path in study.grid("paper").iterdir()}
-    drawn = ("fig2", "fig3", "fig4", "fig5", "figA", "figB")
+    drawn = ("fig2", "fig3", "fig4", "fig5", "figA", "figB", "curves", "savings")
     tables = ("top1", "table1", "table2", "tableF", "tableG")
-    assert {f"{name}.log" for name in (*drawn, "tables", "claims", "runs", "ood")} < set(reports)
-    assert {Path(name).stem for name in reports} == {*drawn, *tables, "tables", "claims", "runs", "ood"}
+    assert {f"{name}.log" for name in (*drawn, "tables", "claims", "runs", "history", "ood")} < set(reports)
+    assert {Path(name).stem for name in reports} == {*drawn, *tables, "tables", "claims", "runs", "history", "ood"}
 
     (study.grid("paper") / "figA.pdf").unlink()
     assert study.run().returncode == 0

@@ -32,6 +32,8 @@ LINES = {False: "-", True: (0, (3, 1.2))}
 """Without and with Distill."""
 MEASURES = {"task_loss": "Training loss\n(of the task)", "top1": "Top-1 (%)"}
 Y_LABELS = MEASURES | {"needed": "As accurate\nas Random after", "before": "before training", "after": "after training"}
+COLUMNS = ["run", "dataset", "size", "variant", "init", "start", "distill", "source", "seed", "parameters"]
+"""Of a run, that its epochs are shown by."""
 DETAILED = 2
 """Data sets and sizes that have a panel for each measure; of more, accuracies alone are shown."""
 
@@ -48,8 +50,9 @@ def curves(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None)
     measures = list(MEASURES) if len(rows) <= DETAILED else ["top1"]
     with rc_context(STYLE):
         figure, axes = measure_panels(rows, variants, measures, width=1.45)
+        cells = dict(tuple(shown.groupby(["dataset", "size", "variant"])))
         for (row, variant, measure), ax in axes.items():
-            panel = runs_of(shown[shown["variant"] == variant], row)
+            panel = cells.get((*row, variant), shown[:0])
             for start, distill in lines_of(panel):
                 of_line = panel[(panel["start"] == start) & (panel["distill"] == distill)]
                 _mean_curve(ax, of_line.dropna(subset=measure), measure, look_of(start, distill))
@@ -59,19 +62,19 @@ def curves(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None)
             ax.margins(x=0.02)
         for ax in figure.axes[-len(variants) :] if rows else ():
             ax.set_xlabel("Epoch")
-        finish(figure, handles_of(shown), "", note_of(shown, source), has_reference=not reference.empty)
+        note = note_of(shown.drop_duplicates("run"), source)
+        finish(figure, handles_of(shown), "", note, has_reference=not reference.empty)
     return figure
 
 
 def trained(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """The students' epochs, each with its run's columns; accuracies are the epoch's."""
-    of_runs = students(runs, SHOWN_STARTS).drop(columns=["top1", "top5"])
-    return history.merge(of_runs, on="run")
+    return history.merge(students(runs, SHOWN_STARTS)[COLUMNS], on="run")
 
 
 def lines_of(panel: pd.DataFrame) -> list[tuple[str, bool]]:
     """The initialisations in a panel, without and with Distill."""
-    found = set(panel[["start", "distill"]].itertuples(index=False, name=None))
+    found = set(panel[["start", "distill"]].drop_duplicates().itertuples(index=False, name=None))
     return [line for line in product(in_order(panel["start"], STARTS), LINES) if line in found]
 
 

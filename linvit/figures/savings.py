@@ -48,7 +48,8 @@ def savings(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None
             _row(runs_of(shown, row), {key[1:]: ax for key, ax in axes.items() if key[0] == row})
         for ax in figure.axes[-len(variants) :] if rows else ():
             ax.set_xlabel("Training images seen" if in_images else "Epochs")
-        finish(figure, handles_of(shown), "", f"{NOTE}\n{note_of(shown, source, 'means')}", has_reference=False)
+        note = note_of(shown.drop_duplicates("run"), source, "means")
+        finish(figure, handles_of(shown), "", f"{NOTE}\n{note}", has_reference=False)
     return figure
 
 
