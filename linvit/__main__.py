@@ -10,6 +10,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from linvit.config import ConfigError, Dataset, Part, RunEnded, UserError, first_mistake, load_study
+from linvit.files import WriteError
 from linvit.grid import RunSpec, Source, expand
 from linvit.logs import set_up_logging
 from linvit.report import FIGURES
@@ -144,16 +147,37 @@ def claims(options: argparse.Namespace) -> None:
 
 
 def stop_on_signal() -> Callable[[], bool]:
-    """True from the first SIGTERM or SIGUSR2 on: what schedulers send before they take a job's machine away."""
+    """True from the first signal on that asks to end: a scheduler's SIGTERM or SIGUSR2, Ctrl-C, a terminal that closes.
+
+    A second Ctrl-C ends the process at once.
+    """
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: received.append(number))
+
+    def hear(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, hear)
     return lambda: bool(received)
+
+
+def end_with(parent: int) -> None:
+    """Send this process SIGTERM once the one that started it is no more: a killed Snakemake leaves no jobs behind."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def parser() -> argparse.ArgumentParser:
     """All subcommands and their arguments."""
     top = argparse.ArgumentParser(prog="linvit", description="Initialise linear vision transformers from Softmax ones.")
+    top.add_argument("--parent", type=int, help="end with the process of this number, which started this one")
     commands = top.add_subparsers(required=True, metavar="command")
 
     _add_grid(_command(commands, grid))
@@ -216,11 +240,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     set_up_logging()
+    if options.parent:
+        end_with(options.parent)
     try:
         _limit_threads(getattr(options, "threads", None))
         options.function(options)
         sys.stdout.flush()
-    except (UserError, RunEnded) as error:
+    except (UserError, RunEnded, WriteError) as error:
         print(f"linvit: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except BrokenPipeError:  # `linvit grid | head` has seen enough; nothing is left to be flushed at exit

@@ -35,9 +35,11 @@ OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
 COLLECTING = [f"{PACKAGE}/report.py", f"{PACKAGE}/results.py"]
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
 if IN_CONDA:
-    LINVIT = f"PYTHONPATH={quote(str(PACKAGE.parent))} python -m linvit"
+    PYTHON = f"PYTHONPATH={quote(str(PACKAGE.parent))} exec python"
 else:
-    LINVIT = f"{quote(sys.executable)} -m linvit"
+    PYTHON = f"exec {quote(sys.executable)}"
+# In place of the shell, so that a command sees when Snakemake itself is killed, and ends.
+LINVIT = f"{PYTHON} -m linvit --parent $PPID"
 
 
 wildcard_constraints:
