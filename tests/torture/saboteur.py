@@ -1,0 +1,97 @@
+"""A study's sitecustomize: of the Python processes that start in its folder, one injects the fault of `fault.json`.
+
+    {"write": "checkpoint.pt", "at": "half", "nth": 2, "signal": 9}   in the second write of that file, half of it done
+    {"write": "metrics.json", "at": "begin", "nth": 1, "errno": 122}  that write fails with this error
+    {"call": "linvit.fit:Loop.step", "nth": 3, "signal": 9}           before the third call of that function
+
+A write is of a file that is written under a temporary name and renamed. It is seen by Python's audit events, so that no
+code of the product is another than without the fault. At `begin` the temporary file is about to be opened, at `half`
+half of it is written, at `whole` all of it, and at `renamed` it has just got its name.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+PLAN = Path("fault.json").absolute()
+
+
+class Fault:
+    """What happens at the n-th time that the process comes to a moment."""
+
+    def __init__(self, nth: int, signal: int | None = None, errno: int | None = None) -> None:
+        self.left, self.signal, self.errno = nth, signal, errno
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0 and PLAN.exists():
+            PLAN.replace(PLAN.with_suffix(".done"))
+            if self.errno is not None:
+                raise OSError(self.errno, os.strerror(self.errno))
+            os.kill(os.getpid(), self.signal)
+
+
+class Write:
+    """An audit hook that comes to a moment of each write of a file."""
+
+    def __init__(self, name: str, at: str, fault: Fault) -> None:
+        self.path, self.at, self.fault, self.written = Path(name), at, fault, False
+
+    def __call__(self, event: str, arguments: tuple) -> None:
+        if event == "open" and self.at == "begin" and "w" in (arguments[1] or "") and self._is_temporary(arguments[0]):
+            self.fault()
+        elif event == "os.rename" and Path(os.fsdecode(arguments[1])).name == self.path.name:
+            self.written = True
+            if self.at == "half" and self.fault.left == 1:
+                os.truncate(arguments[0], os.path.getsize(arguments[0]) // 2)
+            if self.at in ("half", "whole"):
+                self.fault()
+        elif event == "os.remove" and self.at == "renamed" and self.written and self._is_temporary(arguments[0]):
+            self.written = False
+            self.fault()
+
+    def _is_temporary(self, path: object) -> bool:
+        name = Path(os.fsdecode(path)).name if isinstance(path, str | bytes | os.PathLike) else ""
+        return name.startswith(f".{self.path.stem}.") and name.endswith(self.path.suffix)
+
+
+class Call(importlib.abc.MetaPathFinder):
+    """An importer of one module that comes to the moment before each call of a function of it."""
+
+    def __init__(self, function: str, fault: Fault) -> None:
+        self.module, _, self.function = function.partition(":")
+        self.fault = fault
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), self.patch(module))
+        return spec
+
+    def patch(self, module: object) -> None:
+        *owners, name = self.function.split(".")
+        owner = module
+        for attribute in owners:
+            owner = getattr(owner, attribute)
+        original = getattr(owner, name)
+
+        def doomed(*arguments: object, **options: object) -> object:
+            self.fault()
+            return original(*arguments, **options)
+
+        setattr(owner, name, doomed)
+
+
+if PLAN.exists():
+    plan = json.loads(PLAN.read_text())
+    fault = Fault(plan["nth"], plan.get("signal"), plan.get("errno"))
+    if "write" in plan:
+        sys.addaudithook(Write(plan["write"], plan["at"], fault))
+    else:
+        sys.meta_path.insert(0, Call(plan["call"], fault))
