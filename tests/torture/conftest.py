@@ -10,6 +10,7 @@ import pytest
 from tally import Tally
 from victim import Victim
 
+SEEDS = 2
 TALLY = pytest.StashKey[Tally]()
 
 
@@ -31,11 +32,26 @@ def tally(pytestconfig: pytest.Config) -> Tally:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Victim:
     """The study as it ends when nothing happens to it."""
-    victim = Victim(tmp_path_factory.mktemp("undisturbed"))
-    assert victim.finish(victim.start()) == 0, victim.said()
+    victim = Victim(tmp_path_factory.mktemp("undisturbed"), SEEDS)
+    victim.run_again()
     return victim
+
+
+@pytest.fixture(scope="session")
+def expected(undisturbed: Victim) -> dict[str, dict]:
+    """Its metrics, by run."""
+    return undisturbed.metrics()
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Victim:
+    """One run, from its data set and source on."""
     return Victim(tmp_path)
+
+
+@pytest.fixture
+def grid(tmp_path: Path, undisturbed: Victim) -> Victim:
+    """Several runs whose data set and source are there."""
+    victim = Victim(tmp_path, SEEDS)
+    victim.prepare(undisturbed)
+    return victim

@@ -1,4 +1,6 @@
-"""A study's sitecustomize: of the Python processes that start in its folder, one injects the fault of `fault.json`.
+"""A study's sitecustomize: the Python processes that start in its folder inject the faults of `faults.json`, in turn.
+
+A process comes to the first of those that are left, and takes it from the list:
 
     {"write": "checkpoint.pt", "at": "half", "nth": 2, "signal": 9}   in the second write of that file, half of it done
     {"write": "metrics.json", "at": "begin", "nth": 1, "errno": 122}  that write fails with this error
@@ -16,22 +18,22 @@ import os
 import sys
 from pathlib import Path
 
-PLAN = Path("fault.json").absolute()
+PLAN = Path("faults.json").absolute()
 
 
 class Fault:
     """What happens at the n-th time that the process comes to a moment."""
 
-    def __init__(self, nth: int, signal: int | None = None, errno: int | None = None) -> None:
-        self.left, self.signal, self.errno = nth, signal, errno
+    def __init__(self, plan: list[dict]) -> None:
+        self.plan, self.left = plan, plan[0]["nth"]
 
     def __call__(self) -> None:
         self.left -= 1
-        if self.left == 0 and PLAN.exists():
-            PLAN.replace(PLAN.with_suffix(".done"))
-            if self.errno is not None:
-                raise OSError(self.errno, os.strerror(self.errno))
-            os.kill(os.getpid(), self.signal)
+        if self.left == 0 and json.loads(PLAN.read_text()) == self.plan:
+            PLAN.write_text(json.dumps(self.plan[1:]))
+            if "errno" in self.plan[0]:
+                raise OSError(self.plan[0]["errno"], os.strerror(self.plan[0]["errno"]))
+            os.kill(os.getpid(), self.plan[0]["signal"])
 
 
 class Write:
@@ -88,10 +90,9 @@ class Call(importlib.abc.MetaPathFinder):
         setattr(owner, name, doomed)
 
 
-if PLAN.exists():
-    plan = json.loads(PLAN.read_text())
-    fault = Fault(plan["nth"], plan.get("signal"), plan.get("errno"))
-    if "write" in plan:
-        sys.addaudithook(Write(plan["write"], plan["at"], fault))
+if PLAN.exists() and (plan := json.loads(PLAN.read_text())):
+    fault = Fault(plan)
+    if "write" in plan[0]:
+        sys.addaudithook(Write(plan[0]["write"], plan[0]["at"], fault))
     else:
-        sys.meta_path.insert(0, Call(plan["call"], fault))
+        sys.meta_path.insert(0, Call(plan[0]["call"], fault))

@@ -1,34 +1,129 @@
 """Jobs killed at chosen and at random moments, and started again by Snakemake: the results are the same."""
 
+import random
+import shutil
 import signal
+import subprocess
+import time
 
 import pytest
 from tally import Tally
-from victim import Victim
+from victim import Victim, kill, wait_for
+
+pytestmark = pytest.mark.torture
 
 WRITES = {
-    "data manifest": "fashion-1k.json",
-    "decoded images": "train.bin",
-    "index of decoded images": "test.npz",
-    "source weights": "weights.safetensors",
-    "source manifest": "source.json",
-    "spec": "spec.json",
-    "checkpoint": "checkpoint.pt",
-    "model": "model.safetensors",
-    "metrics": "metrics.json",
+    "data manifest": ("fashion-1k.json", False),
+    "decoded images": ("train.bin", False),
+    "index of decoded images": ("test.npz", False),
+    "source weights": ("weights.safetensors", False),
+    "source manifest": ("source.json", False),
+    "spec": ("spec.json", True),
+    "checkpoint": ("checkpoint.pt", True),
+    "model": ("model.safetensors", True),
+    "metrics": ("metrics.json", True),
 }
-"""Each kind of file that a run and what it needs write."""
+"""Each kind of file that a run and what it needs write, and whether data set and source are there already."""
 MOMENTS = ("begin", "half", "whole", "renamed")
 
+CALLS = {
+    "decoding": ("linvit.decoded:_images_of", 2, False),
+    "source's training": ("linvit.fit:Loop.step", 20, False),  # of 16 an epoch
+    "training": ("linvit.fit:Loop.step", 20, True),
+    "evaluation": ("linvit.evaluate:autocast", 100, True),  # of 79 an evaluation
+    "final measurements": ("linvit.run:images_per_second", 1, True),
+}
+"""A function, the call of it that is not survived, and whether data set and source are there already."""
 
-@pytest.mark.torture
+ROUNDS, KILLS = 10, 5
+
+
 @pytest.mark.parametrize("kind", WRITES)
-def test_a_run_killed_in_each_moment_of_a_write(victim: Victim, undisturbed: Victim, tally: Tally, kind: str) -> None:
+def test_killed_in_each_moment_of_a_write(
+    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, kind: str
+) -> None:
+    name, prepared = WRITES[kind]
+    if prepared:
+        victim.prepare(undisturbed)
+    victim.sabotage(*({"write": name, "at": moment, "signal": signal.SIGKILL} for moment in MOMENTS))
     with tally.fault(f"SIGKILL, {kind} being written", len(MOMENTS)) as count:
-        for moment in MOMENTS:
-            victim.sabotage(write=WRITES[kind], at=moment, signal=signal.SIGKILL)
-            assert victim.finish(victim.start()) != 0
-            assert victim.struck
-        assert victim.finish(victim.start()) == 0, victim.said()
-        count.compare(victim.metrics(), undisturbed.metrics())
+        driver = victim.start(f"--retries={len(MOMENTS)}")
+        for left in reversed(range(len(MOMENTS))):
+            wait_for(lambda left=left: victim.left() <= left or driver.poll() is not None, "a fault")
+            victim.read_all()
+        assert victim.finish(driver) == 0, victim.said()
+        assert victim.left() == 0
         assert victim.leftovers() == []
+        count.compare(victim.metrics()["seed0"], expected["seed0"])
+
+
+@pytest.mark.parametrize("place", CALLS)
+def test_killed_in_the_middle_of_work(
+    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, place: str
+) -> None:
+    function, nth, prepared = CALLS[place]
+    if prepared:
+        victim.prepare(undisturbed)
+    victim.sabotage({"call": function, "nth": nth, "signal": signal.SIGKILL})
+    with tally.fault(f"SIGKILL, during {place}") as count:
+        assert victim.finish(victim.start()) != 0
+        assert victim.left() == 0
+        victim.read_all()
+        count.compare(victim.run_again()["seed0"], expected["seed0"])
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_killed_at_random_moments(
+    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
+) -> None:
+    """Again and again; in each fifth round, also while data set and source are prepared."""
+    if number % 5:
+        victim.prepare(undisturbed)
+    kills, usual = 0, undisturbed.seconds / 4  # data set, source and two runs took it four times that
+    with tally.fault("SIGKILL, at a random moment", KILLS) as count:
+        while kills < KILLS:
+            shutil.rmtree(victim.results / "runs", ignore_errors=True)
+            driver = victim.start(f"--retries={KILLS}")
+            while kills < KILLS and kill_after(victim, driver, random.uniform(0, usual)):
+                kills += 1
+                victim.read_all()
+            assert victim.finish(driver) == 0, victim.said()
+            assert victim.leftovers() == []
+            count.compare(victim.metrics()["seed0"], expected["seed0"])
+
+
+def kill_after(victim: Victim, driver: subprocess.Popen, seconds: float) -> bool:
+    """Kill what is at work so long after the next job's start, or next after that; false where all is done by then."""
+    for pause in (seconds, 0):
+        wait_for(lambda: victim.jobs() or driver.poll() is not None, "a job")
+        time.sleep(pause)
+    jobs = victim.jobs()
+    for job in jobs:
+        kill(job)
+    return bool(jobs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
+def test_asked_to_stop_in_a_step(
+    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
+) -> None:
+    """It stops after that very step, not at the epoch's end."""
+    victim.prepare(undisturbed)
+    with tally.fault(f"{signal.Signals(number).name}, in a step") as count:
+        victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 20, "signal": number})
+        assert victim.finish(victim.start()) != 0
+        assert victim.log().rstrip().endswith("linvit: error: stopped in epoch 2 after step 4")
+        found = victim.run_again()
+        assert "resumed after epoch 1, step 4" in victim.log()
+        count.compare(found["seed0"], expected["seed0"])
+
+
+def test_a_run_keeps_its_last_checkpoint_and_when_it_is_done_its_model(victim: Victim, undisturbed: Victim) -> None:
+    """The best epoch is a line of the metrics: no result is of it, so that no weights of it are kept."""
+    victim.prepare(undisturbed)
+    kept = {"spec.json", "train.log"}
+    victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 40, "signal": signal.SIGKILL})
+    assert victim.finish(victim.start()) != 0
+    assert victim.files() == kept | {"checkpoint.pt"}
+    victim.run_again()
+    assert victim.files() == kept | {"metrics.json", "model.safetensors"}

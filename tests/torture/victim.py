@@ -1,4 +1,4 @@
-"""A study of one mini run, with its data set and its source, to be broken in a folder of its own."""
+"""A study of mini runs, with their data set and their source, to be broken in a folder of its own."""
 
 import json
 import os
@@ -8,19 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import yaml
+from safetensors.torch import load_file
 from study import ROOT, Study
 from tiny import repeatable
 
+from linvit.archives import read_npz
+from linvit.checkpoints import load
+
 HERE = Path(__file__).parent
+RUNS = "runs/fashion-1k/mini/relu/mlpcopy-distill/own"
 PATIENCE = 300
 """Seconds for anything that should happen at all."""
 
 
-def mini_config(seeds: int = 1) -> dict:
+def mini_config(seeds: int) -> dict:
     """Runs of size `mini` on the embedded images, three epochs with an evaluation each, and a source trained alike."""
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     recipe = config["recipes"]["fashion-mini"]
@@ -32,27 +38,39 @@ def mini_config(seeds: int = 1) -> dict:
     return {**config, "grid": "victim"}
 
 
+READERS = {
+    ".json": lambda path: json.loads(path.read_text()),
+    ".npz": lambda path: read_npz(path, ("key", "sha256", "shapes", "labels")),
+    ".pt": load,
+    ".safetensors": load_file,
+}
+
+
 class Victim(Study):
     """A study that is started, broken and started again as a person would."""
 
-    def __init__(self, folder: Path, config: dict | None = None) -> None:
+    def __init__(self, folder: Path, seeds: int = 1) -> None:
         super().__init__(folder)
-        self.configure(config or mini_config())
+        self.configure(mini_config(seeds))
+        self.targets = [f"results/{RUNS}/seed{seed}/metrics.json" for seed in range(seeds)]
         shutil.copy(HERE / "saboteur.py", folder / "sitecustomize.py")
+        self.commands = 0
         self.seconds = 0.0
+        """That the last command took."""
 
     @property
     def results(self) -> Path:
         return self.folder / "results"
 
     def start(self, *options: str) -> subprocess.Popen:
-        """Snakemake in a process group of its own, as a terminal's foreground job; by default it makes all runs."""
+        """Snakemake in a process group of its own, as a terminal's foreground job; it makes all runs."""
         command = [sys.executable, "-m", "snakemake", "--profile", "workflow/profiles/local", "--cores", "1"]
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         self.began = time.monotonic()
-        with (self.folder / "said.log").open("w") as log:
+        self.commands += 1
+        with self._said.open("w") as log:
             return subprocess.Popen(
-                [*command, *(options or self.targets())],
+                [*command, *self.targets, *options],
                 cwd=self.folder,
                 env=environment,
                 stdout=log,
@@ -66,32 +84,54 @@ class Victim(Study):
         return code
 
     def said(self) -> str:
-        """What Snakemake last said."""
-        return (self.folder / "said.log").read_text()
-
-    def targets(self) -> list[str]:
-        """The metrics of all runs of the study's grid."""
-        config = yaml.safe_load((self.folder / "config.yaml").read_text())
-        paths = []
-        for block in config["grids"][config["grid"]]:
-            axes = [block[axis] for axis in ("datasets", "sizes", "variants", "inits", "sources")]
-            place = "/".join(axis[0] for axis in axes)
-            paths += [f"results/runs/{place}/seed{seed}/metrics.json" for seed in block["seeds"]]
-        return paths
-
-    def metrics(self) -> dict[str, dict]:
-        """What must be the same whatever happened, by run; that of the source's training among them."""
-        found = sorted(self.results.rglob("metrics.json"))
-        return {str(path.relative_to(self.results)): repeatable(json.loads(path.read_text())) for path in found}
-
-    def sabotage(self, **fault: object) -> None:
-        """The next process that comes to this moment suffers this fault (saboteur.py)."""
-        (self.folder / "fault.done").unlink(missing_ok=True)
-        (self.folder / "fault.json").write_text(json.dumps({"nth": 1, **fault}))
+        """What the last command has said so far."""
+        return self._said.read_text()
 
     @property
-    def struck(self) -> bool:
-        return (self.folder / "fault.done").exists()
+    def _said(self) -> Path:
+        return self.folder / f"said{self.commands}.log"
+
+    def prepare(self, other: "Victim") -> None:
+        """Take over another's data set and source, so that only the runs are left to do."""
+        for part in ("data", "sources"):
+            shutil.copytree(other.results / part, self.results / part)
+
+    def run_again(self) -> dict[str, dict]:
+        """Bring all to its end as a person would, by the same command, and return what must always be the same."""
+        assert self.finish(self.start()) == 0, self.said()
+        assert self.leftovers() == []
+        return self.metrics()
+
+    def metrics(self) -> dict[str, dict]:
+        """What must be the same whatever happened, by run."""
+        paths = [self.folder / target for target in self.targets]
+        return {path.parent.name: repeatable(json.loads(path.read_text())) for path in paths if path.exists()}
+
+    def read_all(self) -> None:
+        """Read every file that is there by its own name, as its readers would: none is torn."""
+        for path in self.results.rglob("[!.]*.*"):
+            with suppress(FileNotFoundError):  # a checkpoint that is not needed any more
+                READERS.get(path.suffix, Path.stat)(path)
+
+    def sabotage(self, *faults: dict) -> None:
+        """Its processes suffer these faults, one after the other (saboteur.py)."""
+        self._plan.write_text(json.dumps([{"nth": 1, **fault} for fault in faults]))
+
+    def left(self) -> int:
+        """Faults that no process has suffered yet."""
+        return len(json.loads(self._plan.read_text() or "[0]"))
+
+    @property
+    def _plan(self) -> Path:
+        return self.folder / "faults.json"
+
+    def files(self, seed: int = 0) -> set[str]:
+        """Names in the folder of the run with this seed."""
+        return {path.name for path in (self.results / RUNS / f"seed{seed}").iterdir()}
+
+    def log(self, seed: int = 0) -> str:
+        """What the run with this seed has said so far."""
+        return (self.results / RUNS / f"seed{seed}/train.log").read_text()
 
     def jobs(self) -> list[psutil.Process]:
         """The processes of linvit that work in the study's folder."""

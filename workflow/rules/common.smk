@@ -1,4 +1,5 @@
 # The checked study and the runs of the chosen grid. Nothing here imports torch.
+import os
 import sys
 from pathlib import Path
 from shlex import quote
@@ -60,3 +61,20 @@ def source_of(run):
         if run.source
         else []
     )
+
+
+def refuse_read_only():
+    """Before any job: Snakemake would fail at its first output, with a page of its own code."""
+    there = next(
+        folder
+        for folder in (Path(RESULTS), *Path(RESULTS).absolute().parents)
+        if folder.exists()
+    )
+    if not os.access(there, os.W_OK):
+        raise WorkflowError(
+            f"results: {RESULTS} cannot be written: {there} is read-only"
+        )
+
+
+onstart:
+    refuse_read_only()
