@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from tally import Tally
+from tiny import write_npz
+from tiny_run import Run
 from victim import Victim
 
 SEEDS = 2
@@ -55,3 +57,14 @@ def grid(tmp_path: Path, undisturbed: Victim) -> Victim:
     victim = Victim(tmp_path, SEEDS)
     victim.prepare(undisturbed)
     return victim
+
+
+@pytest.fixture(scope="session")
+def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bands.npz")
+
+
+@pytest.fixture(scope="session")
+def whole(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The metrics of the run when nothing happens to it."""
+    return Run(npz, tmp_path_factory.mktemp("whole"))()

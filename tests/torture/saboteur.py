@@ -16,44 +16,42 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 PLAN = Path("faults.json").absolute()
 
 
-class Fault:
-    """What happens at the n-th time that the process comes to a moment."""
+class Moment:
+    """Something that a process comes to again and again, and what happens at the n-th time."""
 
-    def __init__(self, plan: list[dict]) -> None:
-        self.plan, self.left = plan, plan[0]["nth"]
+    def __init__(self, nth: int, happen: Callable[[], None]) -> None:
+        self.left, self.happen = nth, happen
 
     def __call__(self) -> None:
         self.left -= 1
-        if self.left == 0 and json.loads(PLAN.read_text()) == self.plan:
-            PLAN.write_text(json.dumps(self.plan[1:]))
-            if "errno" in self.plan[0]:
-                raise OSError(self.plan[0]["errno"], os.strerror(self.plan[0]["errno"]))
-            os.kill(os.getpid(), self.plan[0]["signal"])
+        if self.left == 0:
+            self.happen()
 
 
 class Write:
     """An audit hook that comes to a moment of each write of a file."""
 
-    def __init__(self, name: str, at: str, fault: Fault) -> None:
-        self.path, self.at, self.fault, self.written = Path(name), at, fault, False
+    def __init__(self, name: str, at: str, moment: Moment) -> None:
+        self.path, self.at, self.moment, self.written = Path(name), at, moment, False
 
     def __call__(self, event: str, arguments: tuple) -> None:
         if event == "open" and self.at == "begin" and "w" in (arguments[1] or "") and self._is_temporary(arguments[0]):
-            self.fault()
+            self.moment()
         elif event == "os.rename" and Path(os.fsdecode(arguments[1])).name == self.path.name:
             self.written = True
-            if self.at == "half" and self.fault.left == 1:
+            if self.at == "half" and self.moment.left == 1:
                 os.truncate(arguments[0], os.path.getsize(arguments[0]) // 2)
             if self.at in ("half", "whole"):
-                self.fault()
+                self.moment()
         elif event == "os.remove" and self.at == "renamed" and self.written and self._is_temporary(arguments[0]):
             self.written = False
-            self.fault()
+            self.moment()
 
     def _is_temporary(self, path: object) -> bool:
         name = Path(os.fsdecode(path)).name if isinstance(path, str | bytes | os.PathLike) else ""
@@ -63,9 +61,9 @@ class Write:
 class Call(importlib.abc.MetaPathFinder):
     """An importer of one module that comes to the moment before each call of a function of it."""
 
-    def __init__(self, function: str, fault: Fault) -> None:
+    def __init__(self, function: str, moment: Moment) -> None:
         self.module, _, self.function = function.partition(":")
-        self.fault = fault
+        self.moment = moment
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != self.module:
@@ -84,15 +82,26 @@ class Call(importlib.abc.MetaPathFinder):
         original = getattr(owner, name)
 
         def doomed(*arguments: object, **options: object) -> object:
-            self.fault()
+            self.moment()
             return original(*arguments, **options)
 
         setattr(owner, name, doomed)
 
 
+def inject(plan: list[dict]) -> None:
+    """The first of the faults, unless another process has suffered it by now."""
+    if json.loads(PLAN.read_text()) == plan:
+        rest = PLAN.with_suffix(".rest")
+        rest.write_text(json.dumps(plan[1:]))
+        rest.replace(PLAN)
+        if "errno" in plan[0]:
+            raise OSError(plan[0]["errno"], os.strerror(plan[0]["errno"]))
+        os.kill(os.getpid(), plan[0]["signal"])
+
+
 if PLAN.exists() and (plan := json.loads(PLAN.read_text())):
-    fault = Fault(plan)
+    moment = Moment(plan[0]["nth"], lambda: inject(plan))
     if "write" in plan[0]:
-        sys.addaudithook(Write(plan[0]["write"], plan[0]["at"], fault))
+        sys.addaudithook(Write(plan[0]["write"], plan[0]["at"], moment))
     else:
-        sys.meta_path.insert(0, Call(plan[0]["call"], fault))
+        sys.meta_path.insert(0, Call(plan[0]["call"], moment))

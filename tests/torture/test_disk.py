@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import re
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +13,13 @@ from pathlib import Path
 import pytest
 from disk import Disk
 from tally import Tally
-from tiny import one_line, repeatable, spec, write_npz
+from tiny import spec
+from tiny_run import Run
 from victim import Victim
 
 import linvit.run
 from linvit.__main__ import main
 from linvit.files import WriteError
-from linvit.fit import Interrupted
-from linvit.run import train
 
 torture = pytest.mark.torture
 PAGE = 4096
@@ -28,48 +28,11 @@ WRITES = 9
 """Of a run of three epochs with an evaluation each: its spec, two checkpoints an epoch, its model and its metrics."""
 
 
-class Run:
-    """A tiny run in this process, in a folder of its own."""
-
-    def __init__(self, npz: Path, folder: Path) -> None:
-        self.npz, self.folder = npz, folder
-        self.checkpoint = folder / "checkpoint.pt"
-
-    def __call__(self, stop=lambda: False) -> dict:
-        options = {"sources_folder": self.folder, "data_root": self.npz.parent}
-        return repeatable(train(spec(self.npz), self.folder, stop=stop, **options))
-
-    def stop_after_a_step(self) -> None:
-        with pytest.raises(Interrupted):
-            self(stop=lambda: True)
-
-    def refused(self, why: str) -> str:
-        """The name of the file that cannot be written; nothing else has changed."""
-        before = self.checkpoint.read_bytes()
-        with pytest.raises(WriteError) as told:
-            self()
-        assert one_line(told.value) == f"{told.value.filename}: cannot be written ({why})"
-        assert self.checkpoint.read_bytes() == before
-        assert list(self.folder.glob(".*")) == []
-        return Path(told.value.filename).name
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     disk = Disk(tmp_path / "disk", 16)
     yield disk
     disk.unmount()
-
-
-@pytest.fixture(scope="module")
-def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_npz(tmp_path_factory.mktemp("data") / "bands.npz")
-
-
-@pytest.fixture(scope="module")
-def whole(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The metrics of the run when nothing happens to it."""
-    return Run(npz, tmp_path_factory.mktemp("whole"))()
 
 
 def test_a_disk_that_is_full_from_any_page_on(disk: Disk, npz: Path, whole: dict, tally: Tally) -> None:
@@ -108,6 +71,20 @@ def test_a_disk_that_is_full_when_training_is_done(
     with tally.fault("a full disk: the same command once more") as count:
         count.compare(run(), whole)
         assert not run.checkpoint.exists()
+
+
+def test_a_limit_on_the_size_of_files(npz: Path, whole: dict, tally: Tally, tmp_path: Path) -> None:
+    """As of `ulimit -f`; no file system has to be mounted for it."""
+    run = Run(npz, tmp_path)
+    run.stop_after_a_step()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with tally.fault(os.strerror(errno.EFBIG)) as count:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.checkpoint.stat().st_size // 2, hard))
+        try:
+            assert run.refused(os.strerror(errno.EFBIG)) == "checkpoint.pt"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        count.compare(run(), whole)
 
 
 @pytest.mark.parametrize("nth", range(1, WRITES + 1))

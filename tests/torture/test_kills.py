@@ -5,12 +5,14 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from tally import Tally
+from tiny_run import Run
 from victim import Victim, kill, wait_for
-
-pytestmark = pytest.mark.torture
+from whole import read_all
 
 WRITES = {
     "data manifest": ("fashion-1k.json", False),
@@ -37,7 +39,25 @@ CALLS = {
 
 ROUNDS, KILLS = 10, 5
 
+CHECKPOINTS = (("checkpoint.pt", nth) for nth in (1, 1, 2))
+TINY_WRITES = (("spec.json", 1), *CHECKPOINTS, ("model.safetensors", 1), ("metrics.json", 1))
+"""A file, and the write of it that a process does not survive; the next one goes on."""
 
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a GPU")
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_tiny_run_killed_in_every_write(npz: Path, whole: dict, tmp_path: Path, tally: Tally, at: str) -> None:
+    run = Run(npz, tmp_path)
+    for name, nth in TINY_WRITES:
+        with tally.fault("SIGKILL, a tiny run"):
+            assert run.killed(name, at, nth)
+            read_all(tmp_path)
+    with tally.fault("SIGKILL, a tiny run: started once more") as count:
+        count.compare(run(), whole)
+        assert {path.name for path in tmp_path.iterdir()} == {"spec.json", "model.safetensors", "metrics.json"}
+
+
+@pytest.mark.torture
 @pytest.mark.parametrize("kind", WRITES)
 def test_killed_in_each_moment_of_a_write(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, kind: str
@@ -57,6 +77,7 @@ def test_killed_in_each_moment_of_a_write(
         count.compare(victim.metrics()["seed0"], expected["seed0"])
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("place", CALLS)
 def test_killed_in_the_middle_of_work(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, place: str
@@ -72,6 +93,7 @@ def test_killed_in_the_middle_of_work(
         count.compare(victim.run_again()["seed0"], expected["seed0"])
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_killed_at_random_moments(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
@@ -103,6 +125,7 @@ def kill_after(victim: Victim, driver: subprocess.Popen, seconds: float) -> bool
     return bool(jobs)
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
 def test_asked_to_stop_in_a_step(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
@@ -118,6 +141,7 @@ def test_asked_to_stop_in_a_step(
         count.compare(found["seed0"], expected["seed0"])
 
 
+@pytest.mark.torture
 def test_a_run_keeps_its_last_checkpoint_and_when_it_is_done_its_model(victim: Victim, undisturbed: Victim) -> None:
     """The best epoch is a line of the metrics: no result is of it, so that no weights of it are kept."""
     victim.prepare(undisturbed)

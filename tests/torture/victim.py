@@ -8,17 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import yaml
-from safetensors.torch import load_file
 from study import ROOT, Study
 from tiny import repeatable
-
-from linvit.archives import read_npz
-from linvit.checkpoints import load
+from whole import read_all
 
 HERE = Path(__file__).parent
 RUNS = "runs/fashion-1k/mini/relu/mlpcopy-distill/own"
@@ -36,14 +32,6 @@ def mini_config(seeds: int) -> dict:
     block = {"datasets": ["fashion-1k"], "sizes": ["mini"], "variants": ["relu"], "inits": ["mlpcopy-distill"]}
     config["grids"] = {"victim": [{**block, "sources": ["own"], "seeds": list(range(seeds))}]}
     return {**config, "grid": "victim"}
-
-
-READERS = {
-    ".json": lambda path: json.loads(path.read_text()),
-    ".npz": lambda path: read_npz(path, ("key", "sha256", "shapes", "labels")),
-    ".pt": load,
-    ".safetensors": load_file,
-}
 
 
 class Victim(Study):
@@ -108,10 +96,7 @@ class Victim(Study):
         return {path.parent.name: repeatable(json.loads(path.read_text())) for path in paths if path.exists()}
 
     def read_all(self) -> None:
-        """Read every file that is there by its own name, as its readers would: none is torn."""
-        for path in self.results.rglob("[!.]*.*"):
-            with suppress(FileNotFoundError):  # a checkpoint that is not needed any more
-                READERS.get(path.suffix, Path.stat)(path)
+        read_all(self.results)
 
     def sabotage(self, *faults: dict) -> None:
         """Its processes suffer these faults, one after the other (saboteur.py)."""
@@ -119,7 +104,7 @@ class Victim(Study):
 
     def left(self) -> int:
         """Faults that no process has suffered yet."""
-        return len(json.loads(self._plan.read_text() or "[0]"))
+        return len(json.loads(self._plan.read_text()))
 
     @property
     def _plan(self) -> Path:
