@@ -10,14 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import ENDINGS
 from tiny import RECIPE, changed, repeatable, source, spec, store_source, write_npz
 
 from linvit.__main__ import stop_on_signal
 from linvit.fit import Interrupted
 from linvit.grid import RunSpec
 from linvit.run import train
-
-ENDINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +68,6 @@ def test_a_signal_stops_a_run_at_its_next_step_with_a_checkpoint(study, tmp_path
     assert process.returncode == 1
     assert "stopped in epoch" in errors.splitlines()[-1]
     assert checkpoint.stat().st_mtime_ns >= before
-
-
-@pytest.fixture
-def handlers():
-    """Those of this process, brought back afterwards."""
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", ENDINGS)

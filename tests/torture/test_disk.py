@@ -21,7 +21,6 @@ import linvit.run
 from linvit.__main__ import main
 from linvit.files import WriteError
 
-torture = pytest.mark.torture
 PAGE = 4096
 OTHERS = (errno.ENOSPC, errno.EIO, errno.ESTALE)
 WRITES = 9
@@ -88,7 +87,9 @@ def test_a_limit_on_the_size_of_files(npz: Path, whole: dict, tally: Tally, tmp_
 
 
 @pytest.mark.parametrize("nth", range(1, WRITES + 1))
-@pytest.mark.parametrize("number", [errno.EDQUOT, *(pytest.param(number, marks=torture) for number in OTHERS)])
+@pytest.mark.parametrize(
+    "number", [errno.EDQUOT, *(pytest.param(number, marks=pytest.mark.torture) for number in OTHERS)]
+)
 def test_a_file_server_that_refuses_a_write_at_its_end(
     npz: Path, whole: dict, tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, nth: int
 ) -> None:
@@ -108,7 +109,10 @@ def test_a_file_server_that_refuses_a_write_at_its_end(
         count.compare(run(), whole)
 
 
-def test_a_read_only_disk_keeps_what_it_has(disk: Disk, npz: Path, whole: dict, tally: Tally, capsys) -> None:
+@pytest.mark.usefixtures("handlers")
+def test_a_read_only_disk_keeps_what_it_has(
+    disk: Disk, npz: Path, whole: dict, tally: Tally, capsys: pytest.CaptureFixture
+) -> None:
     run = Run(npz, disk.folder / "run")
     run.stop_after_a_step()
     with tally.fault("a read-only folder"), disk.read_only():
@@ -130,7 +134,7 @@ def results(victim: Victim, undisturbed: Victim) -> Iterator[Disk]:
     disk.unmount()
 
 
-@torture
+@pytest.mark.torture
 @pytest.mark.parametrize("refused", ["runs/.*/checkpoint.pt", "sources/own/mini/run/checkpoint.pt"])
 def test_snakemake_tells_of_a_full_disk(
     victim: Victim, results: Disk, expected: dict, tally: Tally, refused: str
@@ -146,7 +150,7 @@ def test_snakemake_tells_of_a_full_disk(
         count.compare(victim.run_again()["seed0"], expected["seed0"])
 
 
-@torture
+@pytest.mark.torture
 def test_a_full_disk_for_decoded_images_stops_no_run(
     victim: Victim, results: Disk, expected: dict, tally: Tally
 ) -> None:
@@ -158,7 +162,7 @@ def test_a_full_disk_for_decoded_images_stops_no_run(
         assert "train.bin: cannot be written (No space left on device): images are decoded" in victim.log()
 
 
-@torture
+@pytest.mark.torture
 def test_snakemake_refuses_a_read_only_folder_of_results(
     victim: Victim, results: Disk, expected: dict, tally: Tally
 ) -> None:

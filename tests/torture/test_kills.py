@@ -38,23 +38,41 @@ CALLS = {
 """A function, the call of it that is not survived, and whether data set and source are there already."""
 
 ROUNDS, KILLS = 10, 5
+TINY_KILLS = 300
 
 CHECKPOINTS = (("checkpoint.pt", nth) for nth in (1, 1, 2))
 TINY_WRITES = (("spec.json", 1), *CHECKPOINTS, ("model.safetensors", 1), ("metrics.json", 1))
 """A file, and the write of it that a process does not survive; the next one goes on."""
+forking = pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a GPU")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a GPU")
+@forking
 @pytest.mark.parametrize("at", MOMENTS)
 def test_a_tiny_run_killed_in_every_write(npz: Path, whole: dict, tmp_path: Path, tally: Tally, at: str) -> None:
     run = Run(npz, tmp_path)
     for name, nth in TINY_WRITES:
-        with tally.fault("SIGKILL, a tiny run"):
-            assert run.killed(name, at, nth)
+        with tally.fault("SIGKILL, a tiny run being written"):
+            assert run.killed_in(name, at, nth)
             read_all(tmp_path)
     with tally.fault("SIGKILL, a tiny run: started once more") as count:
         count.compare(run(), whole)
         assert {path.name for path in tmp_path.iterdir()} == {"spec.json", "model.safetensors", "metrics.json"}
+
+
+@forking
+@pytest.mark.torture
+def test_a_tiny_run_killed_at_random_moments(npz: Path, whole: dict, tmp_path: Path, tally: Tally) -> None:
+    run, kills, began = Run(npz, tmp_path / "run"), 0, time.monotonic()
+    run()
+    usual = time.monotonic() - began
+    while kills < TINY_KILLS:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        while run.killed_after(random.uniform(0, usual)):
+            with tally.fault("SIGKILL, a tiny run at a random moment"):
+                read_all(run.folder)
+                kills += 1
+        with tally.fault("SIGKILL, a tiny run: started once more") as count:
+            count.compare(run.metrics(), whole)
 
 
 @pytest.mark.torture
