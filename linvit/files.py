@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -64,7 +64,8 @@ def _sweep(path: Path) -> None:
     pattern = re.compile(rf"\.{re.escape(path.stem)}\.{re.escape(socket.gethostname())}\.(\d+)\b.*")
     for other in path.parent.iterdir():
         if (found := pattern.fullmatch(other.name)) and not _lives(int(found[1])):
-            other.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's, or another process removes it too
+                other.unlink()
 
 
 def _lives(process: int) -> bool:

@@ -4,6 +4,7 @@ All of it is `make torture`. A test that takes more than seconds is marked `tort
 counts its faults by the fixture `tally`.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,17 +47,28 @@ def expected(undisturbed: Victim) -> dict[str, dict]:
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Victim:
+def victim(tmp_path: Path) -> Iterator[Victim]:
     """One run, from its data set and source on."""
-    return Victim(tmp_path)
+    yield from until_the_end(Victim(tmp_path))
 
 
 @pytest.fixture
-def grid(tmp_path: Path, undisturbed: Victim) -> Victim:
+def grid(tmp_path: Path, undisturbed: Victim) -> Iterator[Victim]:
     """Several runs whose data set and source are there."""
-    victim = Victim(tmp_path, SEEDS)
-    victim.prepare(undisturbed)
-    return victim
+    yield from until_the_end(Victim(tmp_path, SEEDS), undisturbed)
+
+
+@pytest.fixture
+def endless(tmp_path: Path, undisturbed: Victim) -> Iterator[Victim]:
+    """One run that does not end by itself."""
+    yield from until_the_end(Victim(tmp_path, epochs=10**6), undisturbed)
+
+
+def until_the_end(victim: Victim, prepared: Victim | None = None) -> Iterator[Victim]:
+    if prepared:
+        victim.prepare(prepared)
+    yield victim
+    victim.end()
 
 
 @pytest.fixture(scope="session")

@@ -38,11 +38,18 @@ CALLS = {
 """A function, the call of it that is not survived, and whether data set and source are there already."""
 
 ROUNDS, KILLS = 10, 5
-TINY_KILLS = 300
 
-CHECKPOINTS = (("checkpoint.pt", nth) for nth in (1, 1, 2))
-TINY_WRITES = (("spec.json", 1), *CHECKPOINTS, ("model.safetensors", 1), ("metrics.json", 1))
+TINY_KILLS = 300
+TINY_WRITES = (
+    ("spec.json", 1),
+    ("checkpoint.pt", 1),
+    ("checkpoint.pt", 1),
+    ("checkpoint.pt", 2),
+    ("model.safetensors", 1),
+    ("metrics.json", 1),
+)
 """A file, and the write of it that a process does not survive; the next one goes on."""
+
 forking = pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a GPU")
 
 

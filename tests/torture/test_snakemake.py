@@ -74,6 +74,17 @@ def test_ended_in_the_middle_of_a_grid(grid: Victim, tally: Tally, expected: dic
         assert {path: (grid.folder / path).stat().st_mtime_ns for path in done} == done
 
 
+@pytest.mark.parametrize("way", ["SIGKILL to Snakemake", "Ctrl-C", "a terminal that closes"])
+def test_no_job_goes_on_without_its_snakemake(endless: Victim, tally: Tally, way: str) -> None:
+    with tally.fault(f"{way}: a run without end"):
+        driver = endless.start()
+        wait_for(lambda: (endless.folder / endless.targets[0]).with_name("checkpoint.pt").exists(), "a checkpoint")
+        WAYS[way](driver)
+        endless.finish(driver)
+        wait_for(lambda: not endless.jobs(), "its job to end")
+        assert "linvit: error: stopped in epoch" in endless.log()
+
+
 def finished(grid: Victim) -> dict[str, int]:
     """When each of the metrics was written whose run Snakemake has seen the end of."""
     starts = re.findall(r"output: (\S+/metrics\.json)\n.*?jobid: (\d+)", grid.said(), re.DOTALL)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,15 +19,15 @@ from whole import read_all
 
 HERE = Path(__file__).parent
 RUNS = "runs/fashion-1k/mini/relu/mlpcopy-distill/own"
-PATIENCE = 300
+PATIENCE = 900
 """Seconds for anything that should happen at all."""
 
 
-def mini_config(seeds: int) -> dict:
-    """Runs of size `mini` on the embedded images, three epochs with an evaluation each, and a source trained alike."""
+def mini_config(seeds: int, epochs: int) -> dict:
+    """Runs of size `mini` on the embedded images, with an evaluation after each epoch, and a source trained alike."""
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     recipe = config["recipes"]["fashion-mini"]
-    config["recipes"]["quick"] = {**recipe, "epochs": 3, "warmup_epochs": 1, "eval_every": 1}
+    config["recipes"]["quick"] = {**recipe, "epochs": epochs, "warmup_epochs": 1, "eval_every": 1}
     config["datasets"]["fashion-1k"]["recipe"] = "quick"
     config["sources"]["own"] = {"mini": {"train": {"dataset": "fashion-1k", "recipe": "quick"}}}
     block = {"datasets": ["fashion-1k"], "sizes": ["mini"], "variants": ["relu"], "inits": ["mlpcopy-distill"]}
@@ -37,9 +38,9 @@ def mini_config(seeds: int) -> dict:
 class Victim(Study):
     """A study that is started, broken and started again as a person would."""
 
-    def __init__(self, folder: Path, seeds: int = 1) -> None:
+    def __init__(self, folder: Path, seeds: int = 1, epochs: int = 3) -> None:
         super().__init__(folder)
-        self.configure(mini_config(seeds))
+        self.configure(mini_config(seeds, epochs))
         self.targets = [f"results/{RUNS}/seed{seed}/metrics.json" for seed in range(seeds)]
         shutil.copy(HERE / "saboteur.py", folder / "sitecustomize.py")
         self.commands = 0
@@ -120,25 +121,33 @@ class Victim(Study):
 
     def jobs(self) -> list[psutil.Process]:
         """The processes of linvit that work in the study's folder."""
-        return [process for process in psutil.process_iter() if self._is_job(process)]
+        return [process for process, command in self._processes() if "linvit" in command]
 
-    def _is_job(self, process: psutil.Process) -> bool:
-        try:
-            return "linvit" in process.cmdline() and process.cwd() == str(self.folder)
-        except psutil.Error:
-            return False
+    def end(self) -> None:
+        """Whatever a failed test has left at work."""
+        for process, _ in self._processes():
+            kill(process)
+
+    def _processes(self) -> list[tuple[psutil.Process, list[str]]]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                if process.cwd() == str(self.folder):
+                    found.append((process, process.cmdline()))
+        return found
 
     def leftovers(self) -> list[str]:
         """Temporary files under the results."""
-        return sorted(path.name for path in self.results.rglob(".*") if path.is_file() and path.name[0] == ".")
+        return sorted(path.name for path in self.results.rglob(".*") if path.is_file())
 
 
 def kill(process: psutil.Process | subprocess.Popen) -> None:
-    os.kill(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)
