@@ -65,6 +65,7 @@ class Victim(Study):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=hear_the_terminal,
             )
 
     def finish(self, driver: subprocess.Popen) -> int:
@@ -139,6 +140,12 @@ class Victim(Study):
     def leftovers(self) -> list[str]:
         """Temporary files under the results."""
         return sorted(path.name for path in self.results.rglob(".*") if path.is_file())
+
+
+def hear_the_terminal() -> None:
+    """Under `nohup`, or in the background of a script, these are ignored, which processes hand on."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def kill(process: psutil.Process | subprocess.Popen) -> None:
