@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --profile workflow/profiles/local
 
-.PHONY: help install demo mini test test-cluster bench check docs clean
+.PHONY: help install demo mini test test-cluster torture bench check docs clean
 
 help:            ## list the commands
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,6 +27,9 @@ test: install    ## all tests but those on a Slurm
 
 test-cluster: install  ## tests on a Slurm that they start themselves (Debian: slurmctld slurmd slurm-client)
 	$(BIN)/python -m pytest --override-ini=addopts=--strict-markers tests/cluster
+
+torture: install ## break it on purpose, and count what survives (half an hour)
+	$(BIN)/python -m pytest -m "torture or not torture" tests/torture
 
 # In a folder of its own: Snakemake imports every executor that it finds, and this one calls scontrol each time.
 $(VENV)/peer: $(VENV)/.installed

@@ -21,7 +21,7 @@ from linvit import datasets
 from linvit.archives import read_npz
 from linvit.config import Dataset, reason_of
 from linvit.datasets import Images, Packed, Shards, Split
-from linvit.files import replacing, sha256_of
+from linvit.files import WriteError, replacing, sha256_of
 from linvit.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def decoded(data: Split, dataset: Dataset, split: str, root: Path, folder: Path)
     if kept is None:
         try:
             _write(data, path, key)
-        except OSError as error:
-            log.warning("%s: cannot be written (%s): images are decoded in every epoch", path, reason_of(error))
+        except WriteError as error:
+            log.warning("%s: images are decoded in every epoch", error)
             return data
         kept = _found(path, key)
     if kept is None:  # another job may have decoded other images just now

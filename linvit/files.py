@@ -2,29 +2,80 @@
 
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 
+class WriteError(OSError):
+    """A file that the file system does not take: a full disk, a quota, a read-only folder."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written ({self.strerror})"
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends without an error."""
+    """A temporary path beside `path` that takes its place when the block ends without an error.
+
+    Raises:
+        WriteError: names `path` and why it cannot be written; it is as it was.
+    """
     path = Path(path)
+    try:
+        with scratch(path) as temporary:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except OSError as error:
+        if not _is_of_writing(error, path):
+            raise
+        raise WriteError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, gone when the block ends; what killed processes left of theirs goes first."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     # The suffix stays last: writers such as matplotlib choose a format by it.
     # On a shared file system another machine may have a process of the same number.
     temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_of_writing(error: OSError, path: Path) -> bool:
+    """Whether it came from the file system and is not about another file, such as one that was read meanwhile."""
+    if error.errno is None or error.filename is None:
+        return error.errno is not None
+    return Path(error.filename) in path.parents or Path(error.filename).parent == path.parent
+
+
+def _sweep(path: Path) -> None:
+    """Remove temporary files for `path` of processes of this machine that are no more."""
+    pattern = re.compile(rf"\.{re.escape(path.stem)}\.{re.escape(socket.gethostname())}\.(\d+)\b.*")
+    for other in path.parent.iterdir():
+        if (found := pattern.fullmatch(other.name)) and not _lives(int(found[1])):
+            with suppress(OSError):  # another user's, or another process removes it too
+                other.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -61,8 +61,11 @@ def save(
     elapsed = time.perf_counter() - since if since is not None else 0.0
     progress = replace(progress, earlier_seconds=progress.earlier_seconds + elapsed)
     state = {"identity": identity, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    with replacing(path) as temporary:
-        torch.save({**state, "progress": asdict(progress)}, temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        try:
+            torch.save({**state, "progress": asdict(progress)}, file)
+        except RuntimeError as error:  # what torch's writer makes of a full disk
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:

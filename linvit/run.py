@@ -126,7 +126,8 @@ def _train(
     if ranks.first:
         save_model(student, spec, folder / MODEL)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
-        # Those of a former run with other settings, and what a killed process had half written, included.
+    if ranks.first and not stop():  # whoever asks it to stop may not hear of its end, and start it again
+        # That of a former run with other settings, and what a killed process had half written, included.
         for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
             checkpoint.unlink(missing_ok=True)
     return metrics

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import timm
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from linvit import checkpoints
 from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Size, UserError, reason_of
-from linvit.files import replacing, resource, sha256_of, write_text
+from linvit.files import replacing, resource, scratch, sha256_of, write_text
 from linvit.grid import Source
 from linvit.vit import build_vit
 
@@ -64,10 +63,8 @@ def fetch(source: Source, folder: Path) -> dict:
 
 
 def _fetch_url(source: Source, folder: Path) -> dict:
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".download") as scratch:
-        # The format is told by the path's suffix; a query may follow it.
-        path = Path(scratch) / f"checkpoint{Path(urlsplit(source.url).path).suffix}"
+    # The format is told by the path's suffix; a query may follow it.
+    with scratch(folder / f"download{Path(urlsplit(source.url).path).suffix}") as path:
         try:
             torch.hub.download_url_to_file(source.url, str(path), progress=False)
         except (OSError, ValueError) as error:

@@ -1,4 +1,5 @@
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pandas as pd
 import pytest
 import yaml
 from fakes import grid_runs
+from processes import ENDINGS
 from tiny import store_source, study_config, write_npz
 
 
@@ -34,3 +36,12 @@ def folder(tmp_path, monkeypatch) -> Path:
     store_source(tmp_path / "results" / "sources")
     (tmp_path / "config.yaml").write_text(yaml.dump(study_config(npz), sort_keys=False))
     return tmp_path
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """This process's handlers of signals are brought back: after the test, Ctrl-C ends it as before."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

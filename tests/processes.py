@@ -1,10 +1,13 @@
-"""Processes that tests start beside their own."""
+"""Processes that tests start beside their own, and what such are told to end by."""
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+ENDINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 def start_ranks(commands: Sequence[list[str]], environment: Mapping[str, str] = os.environ, **options: Any) -> list:

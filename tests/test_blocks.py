@@ -9,8 +9,8 @@ import torch
 from test_cli import refusal
 from tiny import SIZE, changed, spec, store_source, write_npz
 
-from linvit.__main__ import main
 from linvit.blocks import BlocksError, block_errors, maps_beside, relative_errors, shown_images
+from linvit.cli import main
 from linvit.datasets import read
 from linvit.figures.blocks import read_blocks
 from linvit.grid import RunSpec

@@ -96,15 +96,19 @@ def test_an_operator_beside_the_configuration_is_found_by_the_installed_command(
     assert made.returncode == 0, made.stderr
 
 
-def test_ctrl_c_ends_a_command_with_its_code(folder):
+def test_a_second_ctrl_c_ends_a_training_at_once_with_its_code(folder):
+    """The first one asks it to stop after a step."""
     code = "import linvit.run, sys, time\nfrom linvit.cli import main\n"
-    code += "def train(*_, **__):\n    print('begun', flush=True)\n    time.sleep(300)\n"
+    code += "def train(*_, stop, **__):\n    print('begun', flush=True)\n    while not stop():\n        time.sleep(0.1)\n"
+    code += "    print('asked to stop', flush=True)\n    time.sleep(300)\n"
     code += f"linvit.run.train = train\nsys.exit(main({TRAIN}))"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
         assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "asked to stop\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=300)
     assert process.returncode == 130

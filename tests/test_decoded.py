@@ -121,9 +121,9 @@ def test_where_it_cannot_be_written_the_files_are_read(folder, monkeypatch, capl
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(decoded, "_write", full)
+    monkeypatch.setattr(decoded, "_images_of", full)
     assert isinstance(read(of_files(), folder), datasets.Folder)
-    assert "cannot be written ([Errno 28] No space left on device)" in caplog.text
+    assert "train.bin: cannot be written (No space left on device): images are decoded" in caplog.text
 
 
 # --- made once, and again -----------------------------------------------------------------------------------

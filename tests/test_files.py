@@ -1,15 +1,18 @@
 """Files: a reader never meets half of one, whatever happens to the writer."""
 
+import errno
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny import one_line
 
-from linvit.files import replacing, resource, sha256_of, write_text
+from linvit.files import WriteError, replacing, resource, sha256_of, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -64,7 +67,7 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(tmp_path, error):
 
 
 def test_a_block_that_writes_nothing_is_an_error_not_an_empty_file(tmp_path):
-    with pytest.raises(FileNotFoundError), replacing(tmp_path / "a.json"):
+    with pytest.raises(WriteError, match="No such file"), replacing(tmp_path / "a.json"):
         pass
     assert names(tmp_path) == []
 
@@ -96,7 +99,37 @@ with replacing({str(path)!r}) as temporary:
     assert path.read_text() == "old"
     assert all(name.startswith(".") for name in set(names(tmp_path)) - {"a.json"})
     write_text(path, "new")
+    assert names(tmp_path) == ["a.json"]  # what the killed one had written is gone, too
     assert path.read_text() == "new"
+
+
+def test_only_what_dead_processes_of_this_machine_left_for_a_file_is_swept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    here = socket.gethostname()
+    swept = {f".a.{here}.{dead.pid}.json", f".a.{here}.{dead.pid}.json.6f1.partial"}
+    kept = {f".a.{here}.{os.getppid()}.json", f".a.elsewhere.{dead.pid}.json", f".b.{here}.{dead.pid}.json", ".a.json"}
+    for name in swept | kept:
+        (tmp_path / name).touch()
+    write_text(tmp_path / "a.json", "new")
+    assert set(names(tmp_path)) == kept | {"a.json"}
+
+
+def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path):
+    with pytest.raises(WriteError) as told, replacing(tmp_path / "a.json"):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    assert one_line(told.value) == f"{tmp_path}/a.json: cannot be written (Disk quota exceeded)"
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match=r"file/b\.json: cannot be written \((File exists|Not a directory)\)"):
+        write_text(tmp_path / "file/b.json", "text")
+
+
+def test_what_fails_to_be_read_meanwhile_is_told_as_it_is(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"absent\.png"), replacing(tmp_path / "out/a.json"):
+        (tmp_path / "absent.png").read_bytes()
+    with pytest.raises(OSError, match="truncated"), replacing(tmp_path / "out/a.json"):
+        raise OSError("image file is truncated")
 
 
 def test_the_content_is_on_disk_before_the_name_points_to_it(tmp_path, monkeypatch):

@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from processes import ENDINGS
 from tiny import RECIPE, changed, repeatable, source, spec, store_source, write_npz
 
+from linvit.cli.command import stop_on_signal
 from linvit.fit import Interrupted
 from linvit.grid import RunSpec
 from linvit.run import train
@@ -65,3 +68,41 @@ def test_a_signal_stops_a_run_at_its_next_step_with_a_checkpoint(study, tmp_path
     assert process.returncode == 1
     assert "stopped in epoch" in errors.splitlines()[-1]
     assert checkpoint.stat().st_mtime_ns >= before
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_whatever_asks_a_process_to_end_is_heard(handlers, number) -> None:
+    stop = stop_on_signal()
+    assert not stop()
+    signal.raise_signal(number)
+    assert stop()
+    with pytest.raises(KeyboardInterrupt):  # who asks for the second time does not want to wait
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_under_nohup_outlives_its_terminal(handlers) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = stop_on_signal()
+    signal.raise_signal(signal.SIGHUP)
+    assert not stop()
+
+
+def test_a_run_that_is_asked_to_stop_when_it_is_done_keeps_its_checkpoint(study, tmp_path) -> None:
+    """Who asks may not see its metrics as whole: a Snakemake that is killed then makes them again, from there."""
+    metrics = tmp_path / "metrics.json"
+    done = run(study, distilled(study), tmp_path, stop=metrics.exists)
+    metrics.unlink()
+    again = run(study, distilled(study), tmp_path, stop=lambda: not metrics.exists())  # and not one step more
+    assert repeatable(again) == repeatable(done)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_job_ends_with_the_process_that_started_it() -> None:
+    job = "import os, time; from linvit.cli.command import end_with; end_with(os.getppid()); print(flush=True); "
+    job += "time.sleep(600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {job!r}])"
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    driver.stdout.readline()
+    (process,) = psutil.Process(driver.pid).children()
+    driver.kill()
+    assert process.wait(300) is None or not process.is_running()

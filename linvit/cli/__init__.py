@@ -1,7 +1,8 @@
 """The command line: what people do with models and grids, and one subcommand for each step of the workflow.
 
 Exit codes: 0 done; 2 a mistake in the arguments, the configuration or the data, told in one line; 1 any other failure,
-told in a line with what to do next; 130 after Ctrl-C. A traceback is a mistake of the program's own.
+told in a line with what to do next; 130 after Ctrl-C, but for a training that could write its checkpoint first, and
+ends with 1. A traceback is a mistake of the program's own.
 """
 
 import argparse
@@ -11,9 +12,10 @@ import sys
 
 from linvit import __version__
 from linvit.cli import grids, models, pictures, reports, show, steps
-from linvit.cli.command import Command, Parser, limit_threads
+from linvit.cli.command import Command, Parser, end_with, limit_threads
 from linvit.config import RunEnded, UserError
 from linvit.config.mistakes import meant
+from linvit.files import WriteError
 from linvit.logs import set_up_logging
 
 GROUPS = {
@@ -30,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Operators may be in files of the working directory, where `python -m` looks and an installed script does not.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
+    if options.parent:
+        end_with(options.parent)
     try:
         limit_threads(getattr(options, "threads", None))
         options.run(options)
@@ -62,6 +66,8 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"linvit {__version__}")
+    # For rules: end with the process of this number, which started this one.
+    top.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     subparsers = top.add_subparsers(
         prog="linvit", required=True, metavar="command", dest="command", help=argparse.SUPPRESS
     )
@@ -105,7 +111,8 @@ def _of_the_system(error: OSError) -> str:
         errno.EROFS: "choose a place that can be written to",
     }
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; {advice.get(error.errno or 0, 'check the path, and run again')}"
+    told = str(error) if isinstance(error, WriteError) else f"{where}{error.strerror or error}"
+    return f"{told}; {advice.get(error.errno or 0, 'check the path, and run again')}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -2,9 +2,12 @@
 
 import argparse
 import inspect
+import os
 import signal
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,11 +138,31 @@ def compute_of(options: argparse.Namespace, places: "Places") -> dict[str, Any]:
 
 
 def stop_on_signal() -> Callable[[], bool]:
-    """True from the first SIGTERM or SIGUSR2 on: what schedulers send before they take a job's machine away."""
+    """True from the first signal on that asks to end: a scheduler's SIGTERM or SIGUSR2, Ctrl-C, a terminal that closes.
+
+    A second Ctrl-C ends the process at once.
+    """
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: received.append(number))
+
+    def hear(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, hear)
     return lambda: bool(received)
+
+
+def end_with(parent: int) -> None:
+    """Send this process SIGTERM once the one that started it is no more: a killed Snakemake leaves no jobs behind."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Places(NamedTuple):

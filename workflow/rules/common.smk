@@ -1,4 +1,5 @@
 # The checked study and the runs of the chosen grid. Nothing here imports torch.
+import os
 import sys
 from pathlib import Path
 from shlex import quote
@@ -41,9 +42,11 @@ OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
 COLLECTING = [f"{PACKAGE}/report.py", f"{PACKAGE}/results.py"]
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
 if IN_CONDA:
-    LINVIT = f"PYTHONPATH={quote(str(PACKAGE.parent))} python -m linvit"
+    PYTHON = f"PYTHONPATH={quote(str(PACKAGE.parent))} exec python"
 else:
-    LINVIT = f"{quote(sys.executable)} -m linvit"
+    PYTHON = f"exec {quote(sys.executable)}"
+# In place of the shell, so that a command sees when Snakemake itself is killed, and ends.
+LINVIT = f"{PYTHON} -m linvit --parent $PPID"
 
 
 wildcard_constraints:
@@ -64,3 +67,20 @@ def source_of(run):
         if run.source
         else []
     )
+
+
+def refuse_read_only():
+    """Before any job: Snakemake would fail at its first output, with a page of its own code."""
+    there = next(
+        folder
+        for folder in (Path(RESULTS), *Path(RESULTS).absolute().parents)
+        if folder.exists()
+    )
+    if not os.access(there, os.W_OK):
+        raise WorkflowError(
+            f"results: {RESULTS} cannot be written: {there} is read-only"
+        )
+
+
+onstart:
+    refuse_read_only()
