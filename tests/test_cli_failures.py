@@ -99,7 +99,8 @@ def test_an_operator_beside_the_configuration_is_found_by_the_installed_command(
 def test_a_second_ctrl_c_ends_a_training_at_once_with_its_code(folder):
     """The first one asks it to stop after a step."""
     code = "import linvit.run, sys, time\nfrom linvit.cli import main\n"
-    code += "def train(*_, stop, **__):\n    print('begun', flush=True)\n    while not stop():\n        time.sleep(0.1)\n"
+    code += "def train(*_, stop, **__):\n    print('begun', flush=True)\n"
+    code += "    while not stop():\n        time.sleep(0.1)\n"
     code += "    print('asked to stop', flush=True)\n    time.sleep(300)\n"
     code += f"linvit.run.train = train\nsys.exit(main({TRAIN}))"
     command = [sys.executable, "-c", code]
