@@ -33,7 +33,11 @@ PAPERS_LOSSES = ("output", "map")
 """What the paper distils, by mean-squared error; the other losses are of other works."""
 ON_OUTPUTS = ("output", "output-sum")
 """The paper's loss, by either reduction over blocks."""
-HISTORY_FIGURES = {"curves": "Learning curves", "savings": "Training that initialisations save"}
+HISTORY_FIGURES = {
+    "curves": "Learning curves",
+    "savings": "Training that initialisations save",
+    "recipes": "What shorter recipes reach",
+}
 """Figures of histories, with their titles."""
 BY_HAND = ("throughput", "blocks")
 """Further figures, which no report holds: they are of rates, or of what models show when they are run again."""
@@ -62,6 +66,7 @@ NEEDS = {
     "losses": "Copy with a loss of another work",
     "curves": "the histories of trained runs",
     "savings": "the histories of Random and of another initialisation",
+    "recipes": "the histories of an initialisation that several recipes trained",
 }
 """What a figure needs, in words; a table needs some of the runs of its cells."""
 OWN_TITLES = {"top1": "Top-1 accuracy", "losses": "Losses of other works", **HISTORY_FIGURES}
@@ -161,7 +166,11 @@ def history_figures_in(rows: Iterable[Row]) -> list[str]:
     """The same, of rows of a table of runs, of those that were trained."""
     rows = list(rows)
     shown = [row for row in _students(_of_most_used_source(_default(rows))) if row["start"] in SHOWN_STARTS]
-    found = {"curves": bool(shown), "savings": _has_another_beside_random(shown)}
+    found = {
+        "curves": bool(shown),
+        "savings": _has_another_beside_random(shown),
+        "recipes": _has_several_recipes(shown),
+    }
     return [name for name, has_panels in found.items() if has_panels]
 
 
@@ -225,6 +234,14 @@ def _has_another_beside_random(rows: Sequence[Row]) -> bool:
     for row in rows:
         starts[row["dataset"], row["size"], row["variant"]].add((row["start"], row["distill"]))
     return any(("random", False) in of_cell and len(of_cell) > 1 for of_cell in starts.values())
+
+
+def _has_several_recipes(rows: Sequence[Row]) -> bool:
+    recipes = defaultdict(set)
+    for row in rows:
+        dataset = row["dataset"].partition("@")[0]
+        recipes[dataset, *(row[key] for key in ("size", "variant", "start", "distill"))].add(row["recipe"])
+    return any(len(of_cell) > 1 for of_cell in recipes.values())
 
 
 def _sweeps_weights(rows: Sequence[Row]) -> bool:

@@ -1,5 +1,7 @@
 """Learning curves, what initialisations save, throughput and blocks' errors: what is on their axes, by formula."""
 
+import json
+
 import pandas as pd
 import pytest
 from fakes import frame, grid_runs, run, write_metrics
@@ -12,6 +14,7 @@ from linvit.config import ConfigError, load_study
 from linvit.figures import FIGURES, HISTORY_FIGURES, NAMES, draw, save
 from linvit.figures.blocks import blocks
 from linvit.figures.curves import curves
+from linvit.figures.recipes import recipes
 from linvit.figures.savings import Crossing, crossing, savings
 from linvit.figures.style import COLORS
 from linvit.figures.throughput import SPEED, throughput, with_speed
@@ -131,7 +134,7 @@ def test_partial_grids_are_drawn(name, rows, tmp_path):
     save(throughput(runs), tmp_path / "figure.pdf")
 
 
-@pytest.mark.parametrize("grid", ["demo", "losses"])
+@pytest.mark.parametrize("grid", ["demo", "losses", "quick"])
 def test_a_grid_is_promised_the_curves_that_its_runs_give(grid, tmp_path):
     specs = expand(STUDY, grid).values()
     runs = grid_runs(tmp_path, grid)
@@ -153,6 +156,33 @@ def test_a_grid_is_promised_the_curves_that_its_runs_give(grid, tmp_path):
 def test_savings_are_promised_where_something_stands_beside_random(inits, promised):
     specs = [spec for spec in expand(load_study(CONFIG), "paper").values() if spec.init.name in inits]
     assert history_figures_of(specs) == promised
+
+
+def test_recipes_are_lines_over_all_images_seen():
+    """Of the cells that several recipes trained; the reference is the data set's, whatever its own recipe."""
+    runs = frame([run("fullcopy-distill", 60.0, seed) for seed in (0, 2)] + [run("copy", 60.0)])
+    short = frame([run("fullcopy-distill", 60.0, seed, dataset="pets@short", recipe="short") for seed in (0, 2)])
+    both = pd.concat([runs, short], ignore_index=True)
+    found = history(both, {"fullcopy-distill": [10.0, 20.0, 40.0], "copy": [1.0, 1.0, 1.0]})
+    figure = recipes(both, found[(found["epoch"] < 3) | ~found["run"].str.contains("short")])
+    (ax,) = figure.axes
+    lines = [line for line in ax.lines if len(line.get_xdata()) > 1]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in lines] == [
+        ([100.0, 200.0, 300.0], [11.0, 21.0, 41.0]),
+        ([100.0, 200.0], [11.0, 21.0]),
+    ]
+    assert legend(figure)[-1] == "short"
+
+
+def test_a_stage_before_training_counts_in_the_history(tmp_path):
+    spec = next(spec for spec in expand(STUDY, "quick").values() if spec.recipe.align)
+    path = write_metrics(tmp_path, spec, 80.0)
+    metrics = json.loads(path.read_text())
+    alignment = [{"epoch": epoch, "loss": 1.0} for epoch in (1, 2)]
+    path.write_text(json.dumps(metrics | {"alignment": alignment}))
+    found = collect_history([path])
+    assert list(found["epoch"]) == [3, 4, 5, 6, 7]
+    assert list(found["images"]) == [3000, 4000, 5000, 6000, 7000]
 
 
 def test_a_history_has_a_row_an_epoch_and_survives_its_file(tmp_path):

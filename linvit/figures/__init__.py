@@ -11,6 +11,7 @@ from linvit.figures.blocks import blocks, read_blocks
 from linvit.figures.curves import curves
 from linvit.figures.gains import fig3, fig4, figA, figB
 from linvit.figures.losses import losses
+from linvit.figures.recipes import recipes
 from linvit.figures.savings import savings
 from linvit.figures.sizes import fig2
 from linvit.figures.style import save
@@ -29,7 +30,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "losses": losses,
 }
 """Of a runs frame, by name; `linvit.report` tells which of them a grid can fill."""
-HISTORY_FIGURES: dict[str, Callable[..., Figure]] = {"curves": curves, "savings": savings}
+HISTORY_FIGURES: dict[str, Callable[..., Figure]] = {"curves": curves, "savings": savings, "recipes": recipes}
 """Of a runs frame and its history."""
 NAMES = (*FIGURES, *HISTORY_FIGURES, *report.BY_HAND)
 

@@ -32,7 +32,7 @@ LINES = {False: "-", True: (0, (3, 1.2))}
 """Without and with Distill."""
 MEASURES = {"task_loss": "Training loss\n(of the task)", "top1": "Top-1 (%)"}
 Y_LABELS = MEASURES | {"needed": "As accurate\nas Random after", "before": "before training", "after": "after training"}
-COLUMNS = ["run", "dataset", "size", "variant", "init", "start", "distill", "source", "seed", "parameters"]
+COLUMNS = ["run", "dataset", "size", "variant", "init", "start", "distill", "source", "recipe", "seed", "parameters"]
 """Of a run, that its epochs are shown by."""
 DETAILED = 2
 """Data sets and sizes that have a panel for each measure; of more, accuracies alone are shown."""
@@ -70,6 +70,13 @@ def curves(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None)
 def trained(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """The students' epochs, each with its run's columns; accuracies are the epoch's."""
     return history.merge(students(runs, SHOWN_STARTS)[COLUMNS], on="run")
+
+
+def by_images(shown: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Epochs by images seen, and what that axis is called; by epochs where a data set does not tell its size."""
+    if shown["images"].notna().all():
+        return shown, "Training images seen"
+    return shown.assign(images=shown["epoch"].astype(float)), "Epochs"
 
 
 def lines_of(panel: pd.DataFrame) -> list[tuple[str, bool]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from linvit.figures.curves import DETAILED, handles_of, lines_of, look_of, measure_panels, trained
+from linvit.figures.curves import DETAILED, by_images, handles_of, lines_of, look_of, measure_panels, trained
 from linvit.figures.style import STYLE, finish, note_of, of_one_source, rows_of, runs_of
 from linvit.results import VARIANTS, default_runs, in_order, label
 
@@ -37,9 +37,7 @@ def savings(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None
     stand for images. `source` defaults to the most used one.
     """
     runs, source = of_one_source(default_runs(runs), source)
-    shown = _beside_random(trained(runs, history).dropna(subset="top1"))
-    in_images = bool(shown["images"].notna().all())
-    shown = shown if in_images else shown.assign(images=shown["epoch"].astype(float))
+    shown, seen = by_images(_beside_random(trained(runs, history).dropna(subset="top1")))
     rows, variants = rows_of(shown), in_order(shown["variant"], VARIANTS)
     measures = ["top1", "needed"] if len(rows) <= DETAILED else ["needed"]
     with rc_context(STYLE):
@@ -47,7 +45,7 @@ def savings(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None
         for row in rows:
             _row(runs_of(shown, row), {key[1:]: ax for key, ax in axes.items() if key[0] == row})
         for ax in figure.axes[-len(variants) :] if rows else ():
-            ax.set_xlabel("Training images seen" if in_images else "Epochs")
+            ax.set_xlabel(seen)
         note = note_of(shown.drop_duplicates("run"), source, "means")
         finish(figure, handles_of(shown), "", f"{NOTE}\n{note}", has_reference=False)
     return figure
