@@ -315,7 +315,8 @@ def _read(part: type[Part], argument: str) -> Part:
     try:
         return part.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     except ValidationError as error:
-        raise ConfigError(f"not a {part.__name__}: {first_mistake(error, part)}") from None
+        where = "" if argument.lstrip().startswith("{") else f"{argument}: "
+        raise ConfigError(f"{where}not a {part.__name__}: {first_mistake(error, part)}") from None
     except OSError as error:
         raise ConfigError(f"{argument}: {error.strerror}") from None
 

@@ -10,7 +10,7 @@ from linvit import data, datasets
 from linvit.config import ConfigError, Dataset
 from linvit.device import pick_device
 from linvit.evaluate import evaluate
-from linvit.files import write_text
+from linvit.files import write_sealed
 from linvit.run import git_commit, versions
 from linvit.trained import MODEL, load_model
 
@@ -54,5 +54,5 @@ def evaluate_ood(run: Path, dataset: Dataset, out: Path, *, data_root: Path, wor
         "versions": versions(),
         "commit": git_commit(),
     }
-    write_text(out, json.dumps(found, indent=1) + "\n")
+    write_sealed(out, found)
     return found

@@ -117,11 +117,11 @@ def load(folder: Path) -> Weights:
     """Read a stored source.
 
     Raises:
-        SourceError: it is missing, or its bytes are not those its manifest names.
+        SourceError: it is missing, its bytes are not those its manifest names, or the manifest not what they say.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        found, expected = sha256_of(folder / WEIGHTS), manifest["weights_sha256"]
+        found, expected = sha256_of(folder / WEIGHTS), manifest.pop("weights_sha256")
         grid_size, statistics = tuple(manifest["grid_size"]), _statistics_in(manifest)
     except FileNotFoundError as error:
         raise SourceError(
@@ -131,7 +131,12 @@ def load(folder: Path) -> Weights:
         raise SourceError(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
-    _check_sha256(found, expected, str(folder / WEIGHTS))
+    # The weights say the same of themselves, and that is among the bytes that the checksum is of.
+    if found != expected or _metadata(folder / WEIGHTS).get("provenance") != manifest:
+        raise SourceError(
+            f"{folder / WEIGHTS}: is not what {folder / MANIFEST} says (sha256 is {found}, expected {expected}); "
+            "delete both, and Snakemake prepares them again"
+        )
     return Weights(load_file(folder / WEIGHTS), grid_size, statistics)
 
 

@@ -1,24 +1,34 @@
 """The paper's figures, drawn from a runs frame [arXiv:2609.35745, Figs. 2 to 5, A, B], and one of other losses."""
 
 from collections.abc import Callable
+from functools import wraps
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from linvit import incomplete
 from linvit.figures.gains import fig3, fig4, figA, figB
 from linvit.figures.losses import losses
 from linvit.figures.sizes import fig2
 from linvit.figures.style import save
 from linvit.figures.weights import fig5
 
-FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
-    "fig2": fig2,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "figA": figA,
-    "figB": figB,
-    "losses": losses,
+
+def _marked(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """The same figure, with a title that says so where results are left out of its runs."""
+
+    @wraps(draw)
+    def drawn(runs: pd.DataFrame, **choice: str) -> Figure:
+        figure = draw(runs, **choice)
+        if left_out := incomplete.left_out(runs):
+            figure.suptitle(incomplete.in_short(left_out), fontsize=7, color="#D00000")
+        return figure
+
+    return drawn
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    draw.__name__: _marked(draw) for draw in (fig2, fig3, fig4, fig5, figA, figB, losses)
 }
 """By name; `linvit.report` tells which of them a grid can fill."""
 

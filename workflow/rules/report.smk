@@ -50,6 +50,7 @@ rule tables:
             f"{PACKAGE}/{{file}}",
             file=[
                 "tables.py",
+                "incomplete.py",
                 "page.py",
                 "published.py",
                 "published.yaml",
@@ -87,6 +88,7 @@ rule figure:
         runs=f"{GRID}/runs.csv",
         code=[
             *sorted(map(str, PACKAGE.glob("figures/*.py"))),
+            f"{PACKAGE}/incomplete.py",
             f"{PACKAGE}/report.py",
             f"{PACKAGE}/results.py",
         ],
@@ -116,6 +118,7 @@ rule claims:
                 "claims.py",
                 "comparisons.py",
                 "evidence.py",
+                "incomplete.py",
                 "page.py",
                 "results.py",
             ],
