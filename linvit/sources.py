@@ -175,6 +175,8 @@ def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
         if not _is_whole(value):
             raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
+        if not value.isfinite().all():
+            raise SourceError(f"source {name!r}: {key} holds values that are not finite (NaN or inf)")
 
 
 def _is_whole(tensor: Tensor) -> bool:

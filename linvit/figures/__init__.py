@@ -10,18 +10,19 @@ from linvit import incomplete
 from linvit.figures.gains import fig3, fig4, figA, figB
 from linvit.figures.losses import losses
 from linvit.figures.sizes import fig2
-from linvit.figures.style import save
+from linvit.figures.style import ALARM, save
 from linvit.figures.weights import fig5
 
 
 def _marked(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """The same figure, with a title that says so where results are left out of its runs."""
+    """The same figure, with a note that says so first where results are left out of its runs."""
 
     @wraps(draw)
     def drawn(runs: pd.DataFrame, **choice: str) -> Figure:
         figure = draw(runs, **choice)
         if left_out := incomplete.left_out(runs):
-            figure.suptitle(incomplete.in_short(left_out), fontsize=7, color="#D00000")
+            note = f"{incomplete.in_short(left_out)}\n{figure.get_supxlabel()}"
+            figure.supxlabel(note, fontsize=6.5, color=ALARM)
         return figure
 
     return drawn

@@ -192,7 +192,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "of the file"
 
 
-@pytest.mark.parametrize("flips", [40, pytest.param(1000, marks=torture)])
+@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_damaged_file_changes_no_result(folder: Path, tally: Tally, name: str, flips: int) -> None:
     subject = SUBJECTS[name](folder)
@@ -205,7 +205,7 @@ def test_a_file_edited_by_hand_changes_no_result(folder: Path, tally: Tally, nam
     inject(subject, edits(subject.path.read_bytes()), name, tally)
 
 
-@pytest.mark.parametrize("flips", [40, pytest.param(1000, marks=torture)])
+@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
 def test_a_damaged_spec_is_refused_or_another_runs(folder: Path, tally: Tally, flips: int) -> None:
     """A person may edit it, to run something else by hand; but nothing takes that for the run of the configuration."""
     path = folder / "spec.json"
