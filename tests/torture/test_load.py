@@ -27,11 +27,11 @@ from linvit.grid import RunSpec, expand
 from linvit.results import collect, read_runs, write_runs
 from linvit.tables import write_tables
 
-MANY, LEFT = 20_000, 50
+MANY, LEFT = 20_000, 1_000
 """Runs of the grid, and those of them that are left for Snakemake to carry out."""
 SIZES, SEEDS = 20, 250
 DAMAGED = 125
-MOST_KIB = 200
+MOST_KIB = 50
 """Of memory that Snakemake may take for each run, beside what it takes for none."""
 FAKE = '''
 """The command line with a trainer that makes its accuracy up, and imports nothing."""
