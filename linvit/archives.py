@@ -52,29 +52,35 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def refuse_packed(path: Path) -> None:
-    """Refuse a zip file that unpacks to more bytes than it has; torch writes its records as they are.
+def check_zip(path: Path) -> None:
+    """Refuse a zip file that unpacks to more bytes than it has, or whose checksums do not hold; other files pass.
+
+    torch writes its records as they are, and never looks at their checksums.
 
     Raises:
-        ValueError, zipfile.BadZipFile: it does, or it only starts like a zip file.
+        ValueError, zipfile.BadZipFile: what is wrong; it may also only start like a zip file.
     """
     with path.open("rb") as file:
         if file.read(2) != b"PK":
             return
     with zipfile.ZipFile(path) as archive:
         size = sum(record.file_size for record in archive.infolist())
-    if size > path.stat().st_size:
-        raise ValueError(f"its records unpack to {size:,} bytes, more than the {path.stat().st_size:,} of the file")
+        if size > path.stat().st_size:
+            raise ValueError(f"its records unpack to {size:,} bytes, more than the {path.stat().st_size:,} of the file")
+        if damaged := archive.testzip():
+            raise ValueError(f"the checksum of its record {damaged!r} does not hold")
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
-    """Whether an array's file is as large as its header says: numpy makes room for all of it first."""
+    """Whether an array's file is as large as its header says: numpy makes room for all of it first, and where it is
+    larger, the checksum at its end is never reached."""
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"an array of version {version}; allowed: {', '.join(map(str, HEADERS))}")
     shape, _, kind = HEADERS[version](file)
-    if math.prod(shape) * kind.itemsize > size:
-        raise ValueError(f"its header says {math.prod(shape) * kind.itemsize:,} bytes, it holds {size:,}")
+    # Pickles are refused by numpy itself.
+    if not kind.hasobject and math.prod(shape) * kind.itemsize != size - file.tell():
+        raise ValueError(f"its header says {math.prod(shape) * kind.itemsize:,} bytes, it holds {size - file.tell():,}")
 
 
 def _check_size(size: int) -> None:

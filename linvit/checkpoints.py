@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from torch import Tensor
 
-from linvit.archives import refuse_packed
+from linvit.archives import check_zip
 from linvit.config import UserError
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
@@ -129,7 +129,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
     Raises:
         Exception: of many kinds, as damaged files make torch raise.
     """
-    refuse_packed(path)
+    check_zip(path)
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         return torch.load(path, map_location=device, weights_only=True)
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pandas as pd
 
+from linvit import incomplete
 from linvit.comparisons import MIN_SHARE, REFERENCE, Comparison, Finding, Share, Side, peaks
 from linvit.evidence import (
     ABOUT_EQUAL,
@@ -187,7 +188,9 @@ def _introduction(runs: pd.DataFrame, ood: pd.DataFrame | None) -> str:
     listed = "; ".join(f"{name}: {', '.join(map(str, values)) or 'none'}" for name, values in axes.items())
     commits = ", ".join(runs["commit"].fillna("unknown").unique())
     shifted = "" if ood is None else f" Out-of-distribution results: {len(ood)}."
-    return f"# The paper's claims on these runs\n\nRuns: {len(runs):,}; {listed}; code: {commits}.{shifted}"
+    note = incomplete.note(incomplete.left_out(runs, ood)).rstrip()
+    left_out = f"\n\n{note}" if note else ""
+    return f"# The paper's claims on these runs\n\nRuns: {len(runs):,}; {listed}; code: {commits}.{shifted}{left_out}"
 
 
 def _summary(judgements: list[Judgement]) -> str:

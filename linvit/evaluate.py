@@ -8,28 +8,39 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.config import Size
+from linvit.config import RunEnded, Size
 from linvit.data import Batch
 from linvit.device import autocast
 from linvit.ranks import Ranks
+
+
+class NotANumber(RunEnded):
+    """The model answers NaN, and so has no accuracy: of equal logits, the first would count as its answer."""
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], precision: str = "float32", ranks: Ranks = Ranks()
 ) -> dict[str, float]:
-    """Top-1 and top-5 accuracy in percent, over the images of all ranks."""
+    """Top-1 and top-5 accuracy in percent, over the images of all ranks.
+
+    Raises:
+        NotANumber: a logit is NaN.
+    """
     model.eval()
     device = next(model.parameters()).device
-    hits, images = torch.zeros(2, dtype=torch.long, device=device), 0
+    counts, images = torch.zeros(3, dtype=torch.long, device=device), 0
     for inputs, labels in batches:
         labels = labels.to(device, non_blocking=True)
         with autocast(device, precision):
             logits = model(inputs.to(device, non_blocking=True))
         ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]
-        hits += torch.stack([ranked[:, 0].sum(), ranked.sum()])
+        counts += torch.stack([ranked[:, 0].sum(), ranked.sum(), logits.isnan().any(-1).sum()])
         images += len(labels)
-    top1, top5 = (100 * ranks.sum(hits).double() / ranks.sum(torch.tensor(images)).item()).tolist()
+    shares = ranks.sum(counts).double() / ranks.sum(torch.tensor(images)).item()
+    top1, top5, unanswered = (100 * shares).tolist()
+    if unanswered:
+        raise NotANumber(f"the model's logits are NaN for {unanswered:.3g} % of the test images: it has no accuracy")
     return {"top1": top1, "top5": top5}
 
 

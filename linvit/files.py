@@ -1,14 +1,18 @@
 """Files: written so that a reader never meets half of one, checksummed, or found inside a package."""
 
 import hashlib
+import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+
+SEAL = "sha256"
+"""The key of a checksum in a JSON file. Without it the file is as good as its writer, such as a person."""
 
 
 class WriteError(OSError):
@@ -81,6 +85,22 @@ def _lives(process: int) -> bool:
 def write_text(path: str | Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_sealed(path: str | Path, content: Mapping) -> None:
+    """Write JSON with a checksum of its values beside them."""
+    write_text(path, json.dumps({**content, SEAL: _digest(content)}, indent=1) + "\n")
+
+
+def is_whole(text: bytes) -> bool:
+    """Whether the values of a JSON object are those that it was written with; one without a checksum is believed."""
+    content = json.loads(text)
+    digest = content.pop(SEAL, None)
+    return digest is None or digest == _digest(content)
+
+
+def _digest(content: Mapping) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: str | Path) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from linvit.config import ConfigError, Part, Study, UserError, first_mistake
-from linvit.files import write_text
+from linvit.files import is_whole, write_sealed
 from linvit.grid import RunSpec, expand, trained_sources
 
 
@@ -62,6 +62,8 @@ class Rates(Part):
     date: datetime.date
     """Of the last row."""
     rates: tuple[Rate, ...] = ()
+    sha256: str | None = Field(default=None, exclude=True)
+    """The file's checksum."""
 
     @property
     def by_workload(self) -> dict[Workload, Rate]:
@@ -119,14 +121,18 @@ def read_rates(path: Path) -> Rates | None:
         RatesError: the file cannot be read or is no such table.
     """
     try:
-        return Rates.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        rates = Rates.model_validate_json(content)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RatesError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         raise RatesError(f"{path}: no table of throughput: {first_mistake(error, Rates)}; delete it") from None
+    if not is_whole(content):
+        raise RatesError(f"{path}: its values are not those that were written (sha256); delete it")
+    return rates.model_copy(update={"sha256": None})
 
 
 def write_rates(rates: Rates, path: Path) -> None:
-    write_text(path, rates.model_dump_json(indent=1) + "\n")
+    write_sealed(path, rates.model_dump(mode="json"))

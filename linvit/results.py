@@ -5,7 +5,7 @@ of the same initialisations. Nothing here imports torch.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
+from linvit import incomplete
 from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake
-from linvit.files import write_text
+from linvit.files import is_whole, write_text
 from linvit.grid import Evaluation, RunSpec
 from linvit.report import are_default, identity, identity_of
 
@@ -118,6 +119,10 @@ class ResultsError(UserError):
     """A metrics file or a table of runs that cannot be used; its text names the file and what is wrong."""
 
 
+class DamagedError(ResultsError):
+    """A file that is there, but is not what was written."""
+
+
 class _Checked(BaseModel):
     # Keys that the frame does not need may come and go.
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -170,18 +175,19 @@ class _Evaluated(_Checked):
 def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
     """Read metrics files into a frame with the columns of `DTYPES`, one row a run, sorted by name.
 
-    Runs of different commits are warned of, not refused.
+    Runs of different commits are warned of, not refused. Those whose files are damaged are left out and warned of;
+    the frame tells which (`linvit.incomplete`).
 
     Args:
         expected: The runs there should be, by name; what was run with other settings is refused.
 
     Raises:
-        ResultsError: a file is missing, damaged or incomplete, of other settings, or two files hold the same run.
+        ResultsError: a file is missing, of other settings, or two files hold the same run; or all are damaged.
     """
-    rows = [_row(metrics) for metrics in _metrics_of(paths, expected)]
-    runs = pd.DataFrame(rows, columns=list(DTYPES)).astype(DTYPES)
+    found, left_out = _metrics_of(paths, expected)
+    runs = pd.DataFrame([_row(metrics) for metrics in found], columns=list(DTYPES)).astype(DTYPES)
     _warn_of_commits(runs)
-    return runs.sort_values("run", ignore_index=True)
+    return incomplete.mark(runs.sort_values("run", ignore_index=True), left_out)
 
 
 def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
@@ -189,7 +195,8 @@ def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec]
 
     Arguments and errors are those of `collect`; runs that were not trained have no rows.
     """
-    rows = [(metrics.name, *row) for metrics in _metrics_of(paths, expected) for row in _epochs(metrics)]
+    found, _ = _metrics_of(paths, expected)
+    rows = [(metrics.name, *row) for metrics in found for row in _epochs(metrics)]
     history = pd.DataFrame(rows, columns=list(HISTORY_DTYPES)).astype(HISTORY_DTYPES)
     return history.sort_values(["run", "epoch"], ignore_index=True)
 
@@ -197,15 +204,17 @@ def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec]
 def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] | None = None) -> pd.DataFrame:
     """Read evaluations out of distribution into a frame with the columns of `OOD_DTYPES`, sorted by data set and run.
 
+    Damaged ones are left out as by `collect`.
+
     Args:
         expected: The evaluations there should be, by name; what was evaluated with other settings is refused.
 
     Raises:
-        ResultsError: a file is missing, damaged or incomplete, of other settings, or two files hold the same one.
+        ResultsError: a file is missing, of other settings, or two files hold the same one; or all are damaged.
     """
     rows: dict[str, dict] = {}
-    for path in map(Path, paths):
-        found = _read(path, _Evaluated)
+    usable, left_out = _usable(paths, _read_evaluated, lambda path: path.with_suffix("").parts[-8:])
+    for path, found in usable:
         evaluation = Evaluation(run=found.run, dataset=found.dataset)
         if evaluation.name in rows:
             raise ResultsError(f"{path}: {evaluation.name!r} is there twice")
@@ -215,21 +224,21 @@ def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] 
     if not rows:
         raise ResultsError("nothing out of distribution to collect: no block of the grid has the key ood")
     frame = pd.DataFrame(list(rows.values()), columns=list(OOD_DTYPES)).astype(OOD_DTYPES)
-    return frame.sort_values(["dataset", "run"], ignore_index=True)
+    return incomplete.mark(frame.sort_values(["dataset", "run"], ignore_index=True), left_out)
 
 
 def read_runs(csv: str | Path) -> pd.DataFrame:
     """Read a frame of `collect` that `write_runs` wrote.
 
     Raises:
-        ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
+        ResultsError: the file cannot be read, a column is missing, or a value is none of its column's.
     """
     return read_frame(csv, DTYPES)
 
 
 def read_history(csv: str | Path) -> pd.DataFrame:
     """Like `read_runs`, a frame of `collect_history`."""
-    return read_frame(csv, HISTORY_DTYPES)
+    return read_frame(csv, HISTORY_DTYPES, gaps=True)
 
 
 def read_ood(csv: str | Path) -> pd.DataFrame:
@@ -237,24 +246,30 @@ def read_ood(csv: str | Path) -> pd.DataFrame:
     return read_frame(csv, OOD_DTYPES)
 
 
-def read_frame(csv: str | Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    """Read a frame with these columns that `write_runs` wrote.
+def read_frame(csv: str | Path, dtypes: Mapping[str, str], *, gaps: bool = False) -> pd.DataFrame:
+    """Read a frame with these columns that `write_runs` wrote; with `gaps`, accuracies may be missing.
 
     Raises:
         ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
     """
     try:
-        frame = pd.read_csv(csv, dtype=dtypes, keep_default_na=False, na_values=[""])
+        frame = incomplete.read_csv(csv, dtypes)
     except (OSError, ValueError) as error:
         raise ResultsError(f"{csv}: not a table of runs: {error}") from None
     missing = [column for column in dtypes if column not in frame]
     if missing:
         raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
+    for column in {"top1", "top5"}.intersection(dtypes):
+        wrong = frame[~(frame[column].between(0, 100) | (gaps & frame[column].isna()))]
+        if len(wrong):
+            run, value = wrong.iloc[0][["run", column]]
+            raise ResultsError(f"{csv}: {run}: {column}: found {value}; allowed: 0 to 100")
     return frame[list(dtypes)]
 
 
 def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
-    write_text(csv, runs.to_csv(index=False, lineterminator="\n"))
+    """Write a frame of `collect` or `collect_ood`; what it lacks has rows of its own at the end."""
+    write_text(csv, incomplete.to_csv(runs))
 
 
 def label(start: str, distill: bool = False) -> str:
@@ -305,38 +320,68 @@ def beside_sources(frame: pd.DataFrame) -> pd.DataFrame:
     return beside.assign(source=source)[kept].reset_index(drop=True)
 
 
+def _usable(
+    paths: Iterable[str | Path], read: Callable[[Path], Read], name_of: Callable[[Path], Sequence[str]]
+) -> tuple[list[tuple[Path, Read]], dict[str, str]]:
+    """What files hold, each with its path; and why others cannot be used, by the names that their places give them."""
+    found, left_out = [], {}
+    for path in map(Path, paths):
+        try:
+            found.append((path, read(path)))
+        except DamagedError as error:
+            left_out["/".join(name_of(path))] = str(error)
+    if left_out and not found:
+        more = f" (and {len(left_out) - 1:,} more, so that none is left)" if len(left_out) > 1 else ""
+        raise ResultsError(next(iter(left_out.values())) + more)
+    incomplete.warn(left_out, of=len(found) + len(left_out))
+    return found, left_out
+
+
 def _read(path: Path, kind: type[Read]) -> Read:
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
+        content = path.read_bytes()
+        found = kind.model_validate_json(content)
+    except FileNotFoundError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ResultsError(f"{path}: {first_mistake(error, kind)}") from None
+        raise DamagedError(f"{path}: {first_mistake(error, kind)}") from None
+    if not is_whole(content):
+        raise DamagedError(f"{path}: its values are not those that were written (sha256)")
+    return found
+
+
+def _read_evaluated(path: Path) -> _Evaluated:
+    return _read(path, _Evaluated)
 
 
 def _read_metrics(path: Path) -> _Metrics:
     metrics = _read(path, _Metrics)
     spec = metrics.spec
     if metrics.name != spec.name:
-        raise ResultsError(f"{path}: name {metrics.name!r} is not its spec's, {spec.name!r}")
+        raise DamagedError(f"{path}: name {metrics.name!r} is not its spec's, {spec.name!r}")
     epochs = metrics.history[-1].epoch if metrics.history else 0
     if spec.init.train and epochs != spec.recipe.epochs:
-        raise ResultsError(f"{path}: history ends at epoch {epochs} of {spec.recipe.epochs}")
+        raise DamagedError(f"{path}: history ends at epoch {epochs} of {spec.recipe.epochs}")
     return metrics
 
 
-def _metrics_of(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None) -> Iterator[_Metrics]:
+def _metrics_of(
+    paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None
+) -> tuple[list[_Metrics], dict[str, str]]:
+    """What metrics files hold, each run once; and why others cannot be used, by run."""
+    found, left_out = _usable(paths, _read_metrics, lambda path: path.parent.parts[-6:])
     read: dict[str, Path] = {}
-    for path in map(Path, paths):
-        metrics = _read_metrics(path)
+    for path, metrics in found:
         if metrics.name in read:
             raise ResultsError(f"{path}: run {metrics.name!r} is already in {read[metrics.name]}")
         if expected is not None and metrics.spec != expected.get(metrics.name):
             raise ResultsError(f"{path}: was run with other settings than the configuration's; delete it to run again")
         read[metrics.name] = path
-        yield metrics
     if not read:
         raise ResultsError("no metrics files to collect")
+    return [metrics for _, metrics in found], left_out
 
 
 def _epochs(metrics: _Metrics) -> Iterator[tuple]:

@@ -23,7 +23,7 @@ from linvit.device import name_of, peak_memory_bytes, pick_device, precision_on
 from linvit.distill import AttentionDistillation
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
 from linvit.events import Events
-from linvit.files import write_text
+from linvit.files import write_sealed, write_text
 from linvit.fit import fit
 from linvit.grid import RunSpec, Source
 from linvit.init import CopyWeights, initialize
@@ -125,7 +125,7 @@ def _train(
     }
     if ranks.first:
         save_model(student, spec, folder / MODEL)
-        write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        write_sealed(folder / "metrics.json", metrics)
     if ranks.first and not stop():  # whoever asks it to stop may not hear of its end, and start it again
         # That of a former run with other settings, and what a killed process had half written, included.
         for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):

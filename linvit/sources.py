@@ -117,7 +117,7 @@ def load(folder: Path) -> Weights:
     """Read a stored source.
 
     Raises:
-        SourceError: it is missing, or its bytes are not those its manifest names.
+        SourceError: it is missing, its bytes are not those its manifest names, or the manifest not what they say.
     """
     if not (folder / MANIFEST).exists():
         raise SourceError(
@@ -126,7 +126,7 @@ def load(folder: Path) -> Weights:
         )
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        found, expected = sha256_of(folder / WEIGHTS), manifest["weights_sha256"]
+        found, expected = sha256_of(folder / WEIGHTS), manifest.pop("weights_sha256")
         grid_size, statistics = tuple(manifest["grid_size"]), _statistics_in(manifest)
     except FileNotFoundError as error:
         raise SourceError(
@@ -136,7 +136,12 @@ def load(folder: Path) -> Weights:
         raise SourceError(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
-    _check_sha256(found, expected, str(folder / WEIGHTS))
+    # The weights say the same of themselves, and that is among the bytes that the checksum is of.
+    if found != expected or _metadata(folder / WEIGHTS).get("provenance") != manifest:
+        raise SourceError(
+            f"{folder / WEIGHTS}: is not what {folder / MANIFEST} says (sha256 is {found}, expected {expected}); "
+            "delete both, and Snakemake prepares them again"
+        )
     return Weights(load_file(folder / WEIGHTS), grid_size, statistics)
 
 
@@ -175,6 +180,8 @@ def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
         if not _is_whole(value):
             raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
+        if not value.isfinite().all():
+            raise SourceError(f"source {name!r}: {key} holds values that are not finite (NaN or inf)")
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -5,14 +5,14 @@ beside the printed numbers.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from linvit import page
+from linvit import incomplete, page
 from linvit.files import write_text
 from linvit.published import Table, tables
 from linvit.report import printed_tables, title_of
@@ -84,23 +84,29 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
     Returns:
         The names of the tables.
     """
+    left_out = incomplete.left_out(runs)
     page.write(Path(folder) / "runs.html", _all_runs(runs))
     summary = summarise(runs)
-    _write(Path(folder) / "top1", summary, [*_sections(summary)], "# Top-1 accuracy (%)\n")
+    _write(Path(folder) / "top1", summary, [*_sections(summary)], left_out, "# Top-1 accuracy (%)\n")
     runs = default_runs(runs)
     if ood is not None:
+        left_out |= incomplete.left_out(ood)
         runs = pd.concat([runs, default_runs(ood)])
     printed = printed_tables(runs.to_dict("records"))
     for name in printed:
         table = tables()[name]
         numbers = compare(table, runs)
-        _write(Path(folder) / name, numbers, [_beside_the_paper(name, table, numbers)])
+        _write(Path(folder) / name, numbers, [_beside_the_paper(name, table, numbers)], left_out)
     return ["top1", *printed]
 
 
-def _write(path: Path, numbers: pd.DataFrame, sections: list["_Section"], *heading: str) -> None:
+def _write(
+    path: Path, numbers: pd.DataFrame, sections: list["_Section"], left_out: Mapping[str, str], *heading: str
+) -> None:
     write_text(path.with_suffix(".csv"), numbers.to_csv(index=False, lineterminator="\n"))
-    text = "\n".join([*heading, *map(_markdown, sections)])
+    sections = [replace(section, left_out=incomplete.in_short(left_out)) for section in sections]
+    note = incomplete.note(left_out)
+    text = "\n".join([*heading, *([note] if note else []), *map(_markdown, sections)])
     for suffix in (".md", ".html"):
         page.write(path.with_suffix(suffix), text)
     write_text(path.with_suffix(".tex"), "\n".join(["% Needs \\usepackage{booktabs}.", *map(_latex, sections)]))
@@ -122,7 +128,9 @@ def _all_runs(runs: pd.DataFrame) -> str:
     )
     alignment = ["left", *["right"] * (shown.shape[1] - 2), "left"]
     table = shown.to_markdown(index=False, disable_numparse=True, colalign=alignment)
-    return f"# All runs\n\n{len(runs):,} runs; accuracies are the last epoch's.\n\n{table}\n"
+    left_out = incomplete.left_out(runs)
+    note = incomplete.note(left_out, named=len(left_out))
+    return f"# All runs\n\n{len(runs):,} runs; accuracies are the last epoch's.\n\n{note}{table}\n"
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,8 @@ class _Section:
     """Cells as text."""
     text_columns: int = 1
     """The first ones, which are aligned to the left."""
+    left_out: str = ""
+    """That some results are, if so."""
 
 
 def _sections(summary: pd.DataFrame) -> Iterator[_Section]:
@@ -228,7 +238,7 @@ def _latex(section: _Section) -> str:
         index=False,
         escape=True,
         column_format="l" * text_columns + "r" * (section.table.shape[1] - text_columns),
-        caption=_escaped(f"{section.caption}. {section.note}"),
+        caption=_escaped(f"{section.caption}. {section.note} {section.left_out}".rstrip()),
         label="tab:" + re.sub(r"[^a-z0-9]+", "-", section.name.lower()),
         position="htbp",
     )

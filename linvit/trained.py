@@ -1,12 +1,16 @@
-"""A run's trained model as a file that carries the spec it was trained by."""
+"""A run's trained model as a file that carries the spec it was trained by, and a checksum of both."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 
-from pydantic import ValidationError
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from linvit.config import UserError, reason_of
 from linvit.files import replacing
@@ -22,9 +26,14 @@ class ModelError(UserError):
 
 
 def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
-    """The trained parameters as safetensors, with the spec in the file's metadata."""
+    """The trained parameters as safetensors, with the spec and a checksum of all in the file's metadata.
+
+    Under one key: the order of several would be another each time.
+    """
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    run = {"spec": spec.to_json(), "sha256": _digest(spec.to_json(), state)}
     with replacing(path) as temporary:
-        temporary.write_bytes(to_safetensors(model.state_dict(), {"spec": spec.to_json()}))
+        temporary.write_bytes(to_safetensors(state, {"run": json.dumps(run)}))
 
 
 def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
@@ -37,10 +46,24 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         raise ModelError(f"{path}: not found; delete metrics.json beside it, and Snakemake trains the run again")
     try:
         with safe_open(path, "pt") as file:
-            spec = RunSpec.from_json(file.metadata()["spec"])
+            metadata = file.metadata()
+        # Models of before there were checksums hold the spec alone.
+        run = json.loads(metadata["run"]) if "run" in metadata else metadata
+        state, spec = load_file(path), RunSpec.from_json(run["spec"])
+        if run.get("sha256") not in (None, _digest(run["spec"], state)):
+            raise ModelError("damaged: the checksum in it does not hold")
         model = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes)
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, OSError, TypeError, KeyError, ValidationError, UserError, RuntimeError) as error:
+        model.load_state_dict(state)
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
         reason = shorten(reason_of(error), 200, placeholder=" ...")
         raise ModelError(f"{path}: not a trained model that this code can read: {reason}") from error
     return spec, model
+
+
+def _digest(spec: str, state: Mapping[str, Tensor]) -> str:
+    """Of the spec and of every parameter's name, kind, shape and bytes."""
+    digest = hashlib.sha256(spec.encode())
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

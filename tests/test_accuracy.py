@@ -12,7 +12,7 @@ from linvit import accuracy
 from linvit.accuracy import Restricted, accuracy_of
 from linvit.config import Dataset, UserError
 from linvit.device import pick_device
-from linvit.files import write_text
+from linvit.files import is_whole, write_sealed
 from linvit.grid import Evaluation, RunSpec
 from linvit.results import collect_ood
 from linvit.run import build_student
@@ -74,7 +74,10 @@ def test_what_is_written_is_what_the_table_reads(tmp_path):
     shifted = write_shifted(tmp_path, {"n02": 2, "n04": 1})
     out = tmp_path / "run" / "ood" / "shifted.json"
     found = accuracy_of(run, shifted, data_root=tmp_path)
-    write_text(out, json.dumps(found))
+    write_sealed(out, found)
+    written = json.loads(out.read_text())
+    assert is_whole(out.read_bytes())
+    assert {key: written[key] for key in written if key != "sha256"} == found
     assert set(found) == {"run", "dataset", "images", "top1", "top5", "versions", "commit"}
     evaluation = Evaluation(run=SPEC, dataset=shifted)
     row = collect_ood([out], {evaluation.name: evaluation}).loc[0]
@@ -124,6 +127,24 @@ def test_a_model_comes_back_with_its_spec_and_every_parameter(tmp_path):
     expected = model.state_dict()
     assert loaded.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name].cpu()) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_model_of_before_there_were_checksums_is_read(tmp_path):
+    model = build_student(SPEC, None)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(to_safetensors(model.state_dict(), {"spec": SPEC.to_json()}))
+    found, loaded = load_model(path)
+    assert found == SPEC
+    assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_another_weight_or_spec_than_was_saved_is_damage(tmp_path):
+    path = write_run(tmp_path, [0.0] * 7) / "model.safetensors"
+    content = path.read_bytes()
+    for changed_bytes in (content[:-1] + b"\1", content.replace(b"bilinear", b"bicubic ")):
+        path.write_bytes(changed_bytes)
+        with pytest.raises(ModelError, match=r"model.safetensors: not a trained model"):
+            load_model(path)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "no model", "of another shape", "without a spec"])

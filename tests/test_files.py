@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny import one_line
 
-from linvit.files import WriteError, replacing, resource, sha256_of, write_text
+from linvit.files import WriteError, is_whole, replacing, resource, sha256_of, write_sealed, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -151,6 +152,16 @@ def test_text_is_written_as_utf_8(tmp_path):
 def test_a_checksum_is_that_of_the_whole_content(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     assert sha256_of(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_json_tells_whether_its_values_were_changed(tmp_path):
+    path = tmp_path / "found.json"
+    write_sealed(path, {"b": [1.5, None], "a": {"text": "\N{EN DASH}"}})
+    text = path.read_text()
+    assert is_whole(text.encode())
+    assert is_whole(json.dumps(json.loads(text)).encode()), "the layout is no value"
+    assert not is_whole(text.replace("1.5", "1.25").encode())
+    assert is_whole(b'{"a": 1}'), "what has no checksum is believed"
 
 
 def test_a_resource_is_a_path_or_a_file_inside_a_package(tmp_path):

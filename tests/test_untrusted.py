@@ -166,6 +166,12 @@ def write_archive(path: Path, images: bytes) -> Path:
     return path
 
 
+def test_an_array_that_says_it_is_smaller_is_refused(tmp_path):
+    """Its checksum stands behind the bytes that numpy would not have read."""
+    path = write_archive(tmp_path / "images.npz", npy((3, 8, 4), bytes(3 * 8 * 8)))
+    assert "its header says 96 bytes, it holds 192" in refusal(dataset(path), "test", tmp_path)
+
+
 @pytest.mark.parametrize("shape", [(10**15,), (2**40, 28, 28), (2**62, 2**62), (-1, 3)])
 def test_an_array_that_only_says_it_is_huge_is_refused(tmp_path, shape, peak):
     path = write_archive(tmp_path / "images.npz", npy(shape, bytes(100)))
@@ -244,6 +250,19 @@ def test_records_that_overlap_are_counted_each(tmp_path):
             archive.filelist.append(copied)
             archive.NameToInfo[copied.filename] = copied
     with pytest.raises(checkpoints.CheckpointError, match="its records unpack to 900,000 bytes"):
+        checkpoints.read(path)
+
+
+def test_a_byte_that_torch_would_not_miss_is(tmp_path):
+    path = tmp_path / "published.pth"
+    torch.save({"pos_embed": torch.zeros(1000)}, path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["pos_embed"].any()
+    with pytest.raises(
+        checkpoints.CheckpointError, match="the checksum of its record 'published/data/0' does not hold"
+    ):
         checkpoints.read(path)
 
 

@@ -273,6 +273,22 @@ def test_cached_metrics_of_other_settings_are_not_reported(study: Study) -> None
     assert study.run("--rerun-triggers", "mtime").returncode == 0
 
 
+def test_damaged_metrics_are_left_out_of_tables_that_say_so_and_are_made_again_where_deleted(study: Study) -> None:
+    damaged = study.folder / "results/runs/noise/tiny/relu/random/none/seed0/metrics.json"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    result = study.run()
+    assert result.returncode == 0, result.stdout + result.stderr
+    sentence = "INCOMPLETE: 1 result is left out, damaged on disk."
+    assert f"results/grids/tiny/runs.csv: {sentence}" in result.stdout + result.stderr
+    for name in ("top1.md", "runs.html", "claims.md"):
+        text = (study.grid() / name).read_text()
+        assert sentence in text
+        assert "results/runs/noise/tiny/relu/random/none/seed0/metrics.json: Invalid JSON" in text
+    damaged.unlink()
+    assert study.run().returncode == 0
+    assert "INCOMPLETE" not in (study.grid() / "top1.md").read_text()
+
+
 def test_a_duplicate_key_is_refused(study: Study) -> None:
     text = yaml.safe_dump(CONFIG)
     (study.folder / "config.yaml").write_text(text + "grid: breaking\n")

@@ -30,7 +30,7 @@ RECIPE = Recipe(
     interpolation="bilinear",
 )
 COPIES = ("attention", "mlp", "norms", "patch_embed", "positions", "class_token")
-TIMINGS = {"wall_seconds", "peak_memory_bytes", "train_images_per_second", "eval_images_per_second", "commit"}
+TIMINGS = {"wall_seconds", "peak_memory_bytes", "train_images_per_second", "eval_images_per_second", "commit", "sha256"}
 """The keys of metrics.json that may differ between two runs of one spec."""
 
 

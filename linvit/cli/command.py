@@ -204,6 +204,7 @@ def _read(kind: type[_PartT], argument: str) -> _PartT:
     try:
         return kind.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     except ValidationError as error:
-        raise ConfigError(f"not a {kind.__name__}: {first_mistake(error, kind)}") from None
+        where = "" if argument.lstrip().startswith("{") else f"{argument}: "
+        raise ConfigError(f"{where}not a {kind.__name__}: {first_mistake(error, kind)}") from None
     except OSError as error:
         raise ConfigError(f"{argument}: {error.strerror}") from None

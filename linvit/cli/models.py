@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -109,7 +108,7 @@ def evaluate(options: argparse.Namespace) -> None:
     MODEL is a converted folder or a run's; a run is evaluated on its own data set or a further test split of it.
     """
     from linvit.accuracy import accuracy_of
-    from linvit.files import write_text
+    from linvit.files import write_sealed
 
     part, places = dataset_and_places(options)
     data = options.data or places.data
@@ -119,7 +118,7 @@ def evaluate(options: argparse.Namespace) -> None:
         f"{found['images']:,} images"
     )
     if options.out:
-        write_text(options.out, json.dumps(found, indent=1) + "\n")
+        write_sealed(options.out, found)
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:

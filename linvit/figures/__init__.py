@@ -1,11 +1,13 @@
 """The figures: the paper's [arXiv:2609.35745, Figs. 2 to 5, A, B], one of other losses, and those about training."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from linvit import report
+from linvit import incomplete, report
 from linvit.config import ConfigError
 from linvit.figures.blocks import blocks, read_blocks
 from linvit.figures.curves import curves
@@ -14,23 +16,34 @@ from linvit.figures.losses import losses
 from linvit.figures.recipes import recipes
 from linvit.figures.savings import savings
 from linvit.figures.sizes import fig2
-from linvit.figures.style import save
+from linvit.figures.style import ALARM, save
 from linvit.figures.throughput import throughput
 from linvit.figures.weights import fig5
 from linvit.rates import read_rates
 from linvit.results import read_history, read_runs
 
+
+def _marked(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """The same figure, with a note that says so first where results are left out of its runs."""
+
+    @wraps(draw)
+    def drawn(runs: pd.DataFrame, *tables: pd.DataFrame, **choice: str) -> Figure:
+        figure = draw(runs, *tables, **choice)
+        if left_out := incomplete.left_out(runs):
+            note = f"{incomplete.in_short(left_out)}\n{figure.get_supxlabel()}"
+            figure.supxlabel(note, fontsize=6.5, color=ALARM)
+        return figure
+
+    return drawn
+
+
 FIGURES: dict[str, Callable[..., Figure]] = {
-    "fig2": fig2,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "figA": figA,
-    "figB": figB,
-    "losses": losses,
+    draw.__name__: _marked(draw) for draw in (fig2, fig3, fig4, fig5, figA, figB, losses)
 }
 """Of a runs frame, by name; `linvit.report` tells which of them a grid can fill."""
-HISTORY_FIGURES: dict[str, Callable[..., Figure]] = {"curves": curves, "savings": savings, "recipes": recipes}
+HISTORY_FIGURES: dict[str, Callable[..., Figure]] = {
+    draw.__name__: _marked(draw) for draw in (curves, savings, recipes)
+}
 """Of a runs frame and its history."""
 NAMES = (*FIGURES, *HISTORY_FIGURES, *report.BY_HAND)
 

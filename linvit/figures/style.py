@@ -34,7 +34,7 @@ COLORS = {
     "softmax": "#333333",
 }
 """One colour per initialisation, in every figure."""
-INK, AXIS, GRID, NOTE = "#262626", "#cccccc", "#e4e4e4", "#555555"
+INK, AXIS, GRID, NOTE, ALARM = "#262626", "#cccccc", "#e4e4e4", "#555555", "#d00000"
 STYLE = sns.axes_style("whitegrid") | {
     "text.color": INK,
     "axes.labelcolor": INK,

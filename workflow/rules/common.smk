@@ -39,7 +39,9 @@ GRID = f"{RESULTS}/grids/{STUDY.grid}"
 PACKAGE = Path(linvit.__file__).parent
 OOD = [f"{GRID}/ood.csv"] if EVALUATIONS else []
 # The code that the columns of a table of runs come from.
-COLLECTING = [f"{PACKAGE}/report.py", f"{PACKAGE}/results.py"]
+COLLECTING = [
+    f"{PACKAGE}/{file}" for file in ("incomplete.py", "report.py", "results.py")
+]
 ENVIRONMENT = f"{workflow.basedir}/envs/linvit.yaml"
 if IN_CONDA:
     PYTHON = f"PYTHONPATH={quote(str(PACKAGE.parent))} exec python"

@@ -68,6 +68,7 @@ rule tables:
             f"{PACKAGE}/{{file}}",
             file=[
                 "tables.py",
+                "incomplete.py",
                 "page.py",
                 "published.py",
                 "published.yaml",
@@ -106,6 +107,7 @@ rule figure:
         history=lambda wildcards: [HISTORY] if wildcards.figure in CURVES else [],
         code=[
             *sorted(map(str, PACKAGE.glob("figures/*.py"))),
+            f"{PACKAGE}/incomplete.py",
             f"{PACKAGE}/report.py",
             f"{PACKAGE}/results.py",
         ],
@@ -136,6 +138,7 @@ rule claims:
                 "claims.py",
                 "comparisons.py",
                 "evidence.py",
+                "incomplete.py",
                 "page.py",
                 "results.py",
             ],

@@ -9,7 +9,7 @@ from pathlib import Path
 # In an environment of its own the script finds the package in the clone, like every other job.
 sys.path.insert(0, str(Path(snakemake.scriptdir).parents[1]))  # noqa: F821 - given by Snakemake
 
-from linvit import results
+from linvit import incomplete, results
 from linvit.config import study_from
 from linvit.grid import evaluations, expand
 
@@ -20,7 +20,8 @@ collect, expected = {
     "history": (results.collect_history, expand),
     "ood_table": (results.collect_ood, evaluations),
 }[snakemake.rule]  # noqa: F821
-results.write_runs(
-    collect(snakemake.input.metrics, expected(study_from(snakemake.config))),  # noqa: F821
-    snakemake.output[0],  # noqa: F821
-)
+frame = collect(snakemake.input.metrics, expected(study_from(snakemake.config)))  # noqa: F821
+results.write_runs(frame, snakemake.output[0])  # noqa: F821
+if left_out := incomplete.left_out(frame):
+    # Where whoever started Snakemake sees it, too.
+    print(f"{snakemake.output[0]}: {incomplete.in_short(left_out)}", file=sys.__stderr__)  # noqa: F821

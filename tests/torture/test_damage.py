@@ -1,0 +1,247 @@
+"""Damaged files: named and refused, or made again; what is read all the same is what was written."""
+
+import datetime
+import gzip
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from damage import Damage, Kept, damages, edits
+from fakes import metrics, write_evaluation
+from tally import Tally
+from tiny import CLASSES, RECIPE, SIZE, arrays, dataset, one_line, softmax_weights, spec, store_source, write_npz
+
+from linvit import datasets, decoded, incomplete, progress, results, sources
+from linvit.cli.command import _read
+from linvit.config import UserError
+from linvit.files import write_sealed
+from linvit.fit import adamw
+from linvit.grid import Evaluation, RunSpec
+from linvit.rates import Rate, Rates, read_rates, write_rates
+from linvit.trained import load_model, save_model
+from linvit.vit import build_vit
+
+torture = pytest.mark.torture
+MINI = spec("bands.npz", size=SIZE.model_copy(update={"name": "mini"}))
+
+
+@dataclass
+class Subject:
+    """A file, what reads it, and whether it is made again where it is damaged; what is not is refused by name."""
+
+    path: Path
+    read: Callable[[], Any]
+    is_made_again: bool = False
+
+    def outcome(self) -> Any:
+        """What the reader finds; None where it refuses in one line that names the file."""
+        try:
+            return self.read()
+        except UserError as error:
+            told = one_line(error)
+        assert str(self.path) in told
+        return None
+
+
+def content_of(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def checkpoint(folder: Path) -> Subject:
+    def fresh() -> tuple:
+        torch.manual_seed(0)
+        model = build_vit(SIZE, num_classes=CLASSES)
+        return model, adamw(model, RECIPE)
+
+    model, optimizer = fresh()
+    model(torch.randn(2, 1, 16, 16)).sum().backward()
+    optimizer.step()
+    path = folder / "checkpoint.pt"
+    progress.save(path, "a run", model, optimizer, progress.Progress(step=1, losses=[(1.0, None, 2)]))
+
+    def read() -> tuple:
+        model, optimizer = fresh()
+        found = progress.restore(path, "a run", model, optimizer)
+        state = [content_of(values) for values in optimizer.state_dict()["state"].values()]
+        return found, content_of(model.state_dict()), state
+
+    return Subject(path, read)
+
+
+def published(folder: Path) -> Subject:
+    path = folder / "published.pth"
+    torch.save({"model": softmax_weights()}, path)
+    source = sources.Source(name="old", size=SIZE, path=str(path))
+
+    def read() -> dict:
+        sources.fetch(source, folder.parent / "fetched")
+        return content_of(sources.load(folder.parent / "fetched").tensors)
+
+    return Subject(path, read)
+
+
+def prepared(folder: Path, name: str) -> Subject:
+    place = folder / store_source(folder).folder
+
+    def read() -> tuple:
+        found = sources.load(place)
+        return content_of(found.tensors), found.grid_size, found.statistics
+
+    return Subject(place / name, read)
+
+
+def pixels(split: datasets.Images) -> tuple[bytes, list]:
+    return split.images.numpy().tobytes(), split.labels.tolist()
+
+
+def cache(folder: Path, name: str) -> Subject:
+    of = dataset(write_npz(folder.parent / "bands.npz"))
+
+    def read() -> tuple:
+        return pixels(decoded.read(of, "train", folder.parent, folder))
+
+    read()
+    return Subject(folder / of.name / name, read, is_made_again=True)
+
+
+def npz(folder: Path) -> Subject:
+    of = dataset(write_npz(folder / "bands.npz"), train_size=None, test_size=None)
+    return Subject(folder / "bands.npz", lambda: pixels(datasets.read(of, "train", folder)))
+
+
+def idx(folder: Path, part: str) -> Subject:
+    images, labels = arrays(21)
+    for name, array in {"images-idx3": images, "labels-idx1": labels}.items():
+        header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        (folder / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes(), mtime=0))
+    of = dataset("unused", npz=None, idx=str(folder), train_size=None)
+    return Subject(folder / f"train-{part}-ubyte.gz", lambda: pixels(datasets.read(of, "train", folder)))
+
+
+def model(folder: Path) -> Subject:
+    of = spec("bands.npz")
+    torch.manual_seed(0)
+    save_model(build_vit(of.size, of.variant, num_classes=CLASSES), of, folder / "model.safetensors")
+
+    def read() -> tuple:
+        found, model = load_model(folder / "model.safetensors")
+        return found, content_of(model.state_dict())
+
+    return Subject(folder / "model.safetensors", read)
+
+
+def collected(collect: Callable, path: Path) -> str:
+    return incomplete.to_csv(collect([path]))
+
+
+def run_metrics(folder: Path) -> Subject:
+    path = folder / "metrics.json"
+    write_sealed(path, metrics(MINI, 50.0))
+    return Subject(path, lambda: collected(results.collect, path))
+
+
+def ood_metrics(folder: Path) -> Subject:
+    of = Evaluation(run=MINI, dataset=dataset("other.npz", name="other", test_of="bands", train_size=None))
+    write_evaluation(folder, of, 25.0)
+    path = folder / f"{of.name}.json"
+    write_sealed(path, json.loads(path.read_text()))
+    return Subject(path, lambda: collected(results.collect_ood, path))
+
+
+def rates(folder: Path) -> Subject:
+    row = Rate(
+        size="wee",
+        variant="relu",
+        distill=None,
+        precision="auto",
+        batch_size=8,
+        train_images_per_second=1.5,
+        eval_images_per_second=2.5,
+    )
+    path = folder / "throughput.json"
+    write_rates(Rates(device="cpu", threads=1, versions={}, date=datetime.date(2026, 1, 1), rates=(row,)), path)
+    return Subject(path, lambda: read_rates(path))
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "checkpoint.pt": checkpoint,
+    "a published checkpoint": published,
+    "a source's weights": lambda folder: prepared(folder, "weights.safetensors"),
+    "source.json": lambda folder: prepared(folder, "source.json"),
+    "decoded images": lambda folder: cache(folder, "train.bin"),
+    "index of decoded images": lambda folder: cache(folder, "train.npz"),
+    "npz": npz,
+    "idx, images": lambda folder: idx(folder, "images-idx3"),
+    "idx, labels": lambda folder: idx(folder, "labels-idx1"),
+    "model.safetensors": model,
+    "metrics.json": run_metrics,
+    "ood/*.json": ood_metrics,
+    "throughput.json": rates,
+}
+JSON = [name for name in SUBJECTS if name.endswith("json")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "of the file").mkdir()
+    return tmp_path / "of the file"
+
+
+@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_damaged_file_changes_no_result(folder: Path, tally: Tally, name: str, flips: int) -> None:
+    subject = SUBJECTS[name](folder)
+    inject(subject, damages(subject.path.read_bytes(), flips), name, tally)
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_a_file_edited_by_hand_changes_no_result(folder: Path, tally: Tally, name: str) -> None:
+    subject = SUBJECTS[name](folder)
+    inject(subject, edits(subject.path.read_bytes()), name, tally)
+
+
+@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
+def test_a_damaged_spec_is_refused_or_another_runs(folder: Path, tally: Tally, flips: int) -> None:
+    """A person may edit it, to run something else by hand; but nothing takes that for the run of the configuration."""
+    path = folder / "spec.json"
+    path.write_text(MINI.to_json() + "\n")
+    kept, content = Kept(folder), path.read_bytes()
+    for _, damage in (*damages(content, flips), *edits(content)):
+        with tally.fault("damage to spec.json") as count:
+            damage(path)
+            try:
+                found = _read(RunSpec, str(path))
+            except UserError as error:
+                told = one_line(error)
+            else:
+                told = str(path) if found == MINI else refusal(folder, found)
+            count.compare(str(path) in told, True)
+        kept.restore()
+
+
+def refusal(folder: Path, other: RunSpec) -> str:
+    """What is said of another run's metrics in the place of this one's."""
+    write_sealed(folder / "metrics.json", metrics(other, 50.0))
+    with pytest.raises(results.ResultsError, match="other settings") as refused:
+        results.collect([folder / "metrics.json"], {MINI.name: MINI})
+    return one_line(refused.value).replace("metrics.json", "spec.json")
+
+
+def inject(subject: Subject, ways: Iterator[Damage], name: str, tally: Tally) -> None:
+    """Damage it in each way, read it, and bring it back."""
+    kept, whole = Kept(subject.path.parent), subject.read()
+    for way, damage in ways:
+        with tally.fault(f"damage to {name}") as count:
+            damage(subject.path)
+            found = subject.outcome()
+            if found is not None:
+                count.compare(found, whole)
+            elif subject.is_made_again:
+                pytest.fail(f"{name}: {way}: refused, not made again")
+        kept.restore()
+    assert subject.read() == whole
