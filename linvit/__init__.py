@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from linvit.align import Alignment
     from linvit.attention import Attention
     from linvit.config import Init, UserError, Variant
     from linvit.distill import AttentionDistillation
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alignment",
     "Attention",
     "AttentionDistillation",
     "Init",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Alignment": "linvit.align",
     "Attention": "linvit.attention",
     "AttentionDistillation": "linvit.distill",
     "Init": "linvit.config",

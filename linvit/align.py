@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from linvit.config import Align, Recipe
 from linvit.data import Batches
-from linvit.distill import check_alike, ending_after
+from linvit.distill import ending_after, matched
 from linvit.fit import fit
 from linvit.progress import Progress
 
@@ -42,18 +42,26 @@ class Alignment(nn.Module):
     Each takes the tokens that the teacher's own attention takes, so that no block waits for those before it to be
     right. Its parameters are the attentions' alone: nothing else is trained, or in a checkpoint.
 
+        with Alignment(teacher, student) as alignment:
+            for images, _ in batches:
+                loss = alignment(images)
+
+    Args:
+        teacher: A timm ViT; it is frozen and put in eval mode.
+        student: As deep and as wide as the teacher, on the same grid.
+
     Raises:
         DistillError: models that differ in shape.
     """
 
-    def __init__(self, teacher: VisionTransformer, student: VisionTransformer) -> None:
+    def __init__(self, teacher: nn.Module, student: nn.Module) -> None:
         super().__init__()
-        check_alike(teacher, student, "output")
-        self.attentions = nn.ModuleList(block.attn for block in student.blocks)
-        self.extra_tokens = teacher.num_prefix_tokens - student.num_prefix_tokens
-        self._teacher = (teacher.requires_grad_(False).eval(),)  # in a tuple, so that it is no part of this module
+        source, vit = matched(teacher, student, "output")
+        self.attentions = nn.ModuleList(block.attn for block in vit.blocks)
+        self.extra_tokens = source.num_prefix_tokens - vit.num_prefix_tokens
+        self._teacher = (source.requires_grad_(False).eval(),)  # in a tuple, so that it is no part of this module
         self._seen: list[tuple[Tensor, Tensor]] = []
-        self._hooks = [block.attn.register_forward_hook(self._record) for block in teacher.blocks]
+        self._hooks = [block.attn.register_forward_hook(self._record) for block in source.blocks]
 
     def forward(self, images: Tensor) -> Tensor:
         """The mean-squared error of the outputs for the images [B, 3, H, W], averaged over blocks; a scalar."""

@@ -81,11 +81,7 @@ class AttentionDistillation:
             Distill(target=target, weight=weight, distance=distance, reduction=reduction)
         except ValidationError as error:
             raise DistillError(f"attention distillation: {first_mistake(error, Distill)}") from None
-        self.teacher: VisionTransformer = unwrap_model(teacher)
-        self.student: VisionTransformer = unwrap_model(student)
-        if self.teacher is self.student:
-            raise DistillError("teacher and student are one model; a student is distilled from another")
-        check_alike(self.teacher, self.student, target)
+        self.teacher, self.student = matched(teacher, student, target)
         self.teacher.requires_grad_(False).eval()
         self.weight = weight
         self.reduction = reduction
@@ -221,12 +217,20 @@ def _emptied(record: list[Tensor]) -> list[Tensor]:
     return recorded
 
 
-def check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
-    """Refuse models whose attentions cannot be matched.
+def matched(teacher: nn.Module, student: nn.Module, target: str) -> tuple[VisionTransformer, VisionTransformer]:
+    """Both models, out of what may be wrapped around them, their attentions alike.
 
     Raises:
-        DistillError: what they differ in.
+        DistillError: they are one model, no ViTs, or not alike; the text says in what.
     """
+    teacher, student = unwrap_model(teacher), unwrap_model(student)
+    if teacher is student:
+        raise DistillError("teacher and student are one model; a student is distilled from another")
+    _check_alike(teacher, student, target)
+    return teacher, student
+
+
+def _check_alike(teacher: VisionTransformer, student: VisionTransformer, target: str) -> None:
     for vit in (teacher, student):
         if not isinstance(vit, VisionTransformer) or not all(hasattr(block, "attn") for block in vit.blocks):
             raise DistillError(f"{type(vit).__name__} has no attention to match; allowed: timm's VisionTransformer")

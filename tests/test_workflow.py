@@ -89,7 +89,7 @@ def test_a_second_run_does_nothing(study: Study) -> None:
 
 
 def test_event_files_make_no_run_stale(study: Study) -> None:
-    assert study.planned("--config", "tensorboard=True") == {}
+    assert study.planned("--config", "tensorboard=true") == {}
 
 
 def test_snakemakes_report_is_one_page_that_fetches_nothing(study: Study) -> None:

@@ -19,6 +19,12 @@ from snakemake.settings.types import DeploymentMethod
 CONFIGFILES = " + ".join(map(str, workflow.configfiles))
 IN_CONDA = DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method
 
+# Snakemake's --config takes True and False for themselves, but true and false, as YAML has them, for text.
+SWITCHES = {"true": True, "false": False}
+for key, value in workflow.config_settings.config.items():
+    if isinstance(value, str) and value in SWITCHES:
+        config[key] = SWITCHES[value]
+
 try:
     STUDY = study_from(config, CONFIGFILES)
     # Another environment may have other modules.
