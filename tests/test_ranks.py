@@ -56,6 +56,7 @@ def finished(processes: list[subprocess.Popen]) -> list[str]:
     [
         ("random", {}),
         ("mlpcopy-distill", {"clip_grad": 0.5, "eval_every": 3}),
+        ("fullcopy-distill", {"align": {"epochs": 2}}),
         ("copy-distill", {"auto_augment": "rand-m5-inc1", "micro_batch_size": 3, "grad_checkpointing": True}),
     ],
 )
@@ -65,12 +66,14 @@ def test_two_ranks_find_what_one_process_finds(study, tmp_path, init, recipe) ->
     said = finished(start(study, run, *[tmp_path / "shared"] * 2))
     shared = json.loads((tmp_path / "shared/metrics.json").read_text())
     assert len(alone["history"]) == len(shared["history"]) == 7  # 21 steps
-    for one, other in zip(alone["history"], shared["history"], strict=True):
+    of_all = (metrics.get("alignment", []) + metrics["history"] for metrics in (alone, shared))
+    for one, other in zip(*of_all, strict=True):
         assert other == pytest.approx(one, abs=1e-5)
     assert (alone["ranks"], shared["ranks"]) == (1, 2)
     assert (tmp_path / "shared/model.safetensors").exists()
     assert not (tmp_path / "shared/checkpoint.pt").exists()
-    assert ("epoch 7/7" in said[0], "epoch 7/7" in said[1]) == (True, False)
+    last = f"epoch {run.recipe.passes}/{run.recipe.passes}"
+    assert (last in said[0], last in said[1]) == (True, False)
 
 
 def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_from_which_both_go_on(study, tmp_path) -> None:
