@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.augment import Augmentation, Draws, RandomResizedCrop
 from linvit.config import Dataset, Recipe, Size
-from linvit.datasets import DataError, Images, Packed, Split
+from linvit.datasets import DataError, Images, Packed, Split, image_at
 from linvit.device import to_device
 from linvit.ranks import Ranks
 
@@ -105,9 +105,7 @@ def evaluation_batches(
     if isinstance(data, Images):
         return ArrayEvaluation(data, dataset, recipe, size, device)
     transform = _per_image_transform(dataset, recipe, size, training=False)
-    return torch.utils.data.DataLoader(
-        Transformed(data, transform, size.channels), recipe.forward_size, **_loading(device, workers)
-    )
+    return Loader(Transformed(data, transform, size.channels), recipe.forward_size, **_loading(device, workers))
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ class FileBatches(_TrainingSet):
         transform = _per_image_transform(self.dataset, self.recipe, self.size, training=True)
         batches = [batch[self.ranks.part(len(batch))].split(CHUNK) for batch in self.order(epoch)[start:]]
         chunks = iter(
-            torch.utils.data.DataLoader(
+            Loader(
                 Transformed(self.data, transform, self.size.channels, self.stream("augment", epoch)),
                 batch_sampler=[chunk.tolist() for batch in batches for chunk in batch],
                 **_loading(self.device, self.workers),
@@ -238,6 +236,16 @@ class FileBatches(_TrainingSet):
             loaded = [[to_device(part, self.device) for part in chunk] for chunk in islice(chunks, len(batch))]
             images, labels = map(torch.cat, zip(*loaded, strict=True))
             yield images, labels
+
+
+class Loader(torch.utils.data.DataLoader):
+    """A DataLoader that tells of an image that cannot be read as one process would."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from super().__iter__()
+        except DataError as error:  # of another process: with that one's traceback in its text, and the error last
+            raise DataError(str(error).strip().splitlines()[-1].removeprefix("linvit.datasets.DataError: ")) from None
 
 
 @dataclass(frozen=True)
@@ -253,7 +261,7 @@ class Transformed(torch.utils.data.Dataset):
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.data[index]
+        image, label = image_at(self.data, index)
         if self.seed is not None:
             # timm's transforms draw from all three.
             seed = (self.seed + index) % 2**32

@@ -122,6 +122,31 @@ def read(dataset: Dataset, split: str, root: str | Path, *, download: bool = Fal
     return data
 
 
+def image_at(data: Split, index: int) -> tuple[PIL.Image.Image, int]:
+    """An image, decoded, and its label.
+
+    Raises:
+        DataError: names the file that is no whole image.
+    """
+    try:
+        image, label = data[index]
+        image.load()
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(f"{_place_of(data, index)}: cannot be read as an image: {reason_of(error)}") from error
+    return image, label
+
+
+def _place_of(data: Split, index: int) -> str:
+    """The file of an image, or its number where it is none of its own."""
+    if isinstance(data, torch.utils.data.Subset):
+        return _place_of(data.dataset, data.indices[index])
+    if hasattr(data, "samples"):
+        return str(data.samples[index][0])
+    # torchvision's other sets of files.
+    paths = next((getattr(data, key) for key in ("_image_files", "_images") if hasattr(data, key)), None)
+    return f"image {index}" if paths is None else str(paths[index])
+
+
 def scored_labels(dataset: Dataset) -> list[int]:
     """The labels that occur in a data set: all, or those of its subset."""
     if dataset.subset is None:

@@ -85,7 +85,7 @@ def _bytes_of(data: Split) -> int:
     """About how many a split's pixels take, by some of its images."""
     if isinstance(data, Images):
         return data.images.numel()
-    sizes = [data[index][0].size for index in range(0, len(data), max(1, len(data) // SAMPLE))]
+    sizes = [datasets.image_at(data, index)[0].size for index in range(0, len(data), max(1, len(data) // SAMPLE))]
     return 3 * len(data) * sum(width * height for width, height in sizes) // len(sizes)
 
 
@@ -157,6 +157,6 @@ def _images_of(data: Split) -> Iterator[tuple[np.ndarray, int]]:
     if isinstance(data, Images):
         yield from zip(data.images.numpy(), data.labels.tolist(), strict=True)
         return
-    for image, label in (data[index] for index in range(len(data))):
+    for image, label in (datasets.image_at(data, index) for index in range(len(data))):
         pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
         yield pixels.reshape(*pixels.shape[:2], -1), int(label)

@@ -3,15 +3,17 @@
 import datetime
 import gzip
 import json
+import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 import torch
-from damage import Damage, Kept, damages, edits
+from damage import Damage, Kept, damages, edits, lead_nowhere, writes
 from fakes import metrics, write_evaluation
 from tally import Tally
 from tiny import CLASSES, RECIPE, SIZE, arrays, dataset, one_line, softmax_weights, spec, store_source, write_npz
@@ -23,6 +25,7 @@ from linvit.files import write_sealed
 from linvit.fit import adamw
 from linvit.grid import Evaluation, RunSpec
 from linvit.rates import Rate, Rates, read_rates, write_rates
+from linvit.run import train
 from linvit.trained import load_model, save_model
 from linvit.vit import build_vit
 
@@ -192,7 +195,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "of the file"
 
 
-@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
+@pytest.mark.parametrize("flips", [25, pytest.param(1000, marks=torture)])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_damaged_file_changes_no_result(folder: Path, tally: Tally, name: str, flips: int) -> None:
     subject = SUBJECTS[name](folder)
@@ -205,7 +208,43 @@ def test_a_file_edited_by_hand_changes_no_result(folder: Path, tally: Tally, nam
     inject(subject, edits(subject.path.read_bytes()), name, tally)
 
 
-@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=torture)])
+@pytest.mark.parametrize("way", ["zero length", "cut off", "random bytes", "a page of zeros", "a link to nowhere"])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=torture)])
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_an_image_that_cannot_be_read_is_named(
+    folder: Path, tally: Tally, way: str, workers: int, split: str, is_decoded: bool
+) -> None:
+    path = write_pictures(folder / "set") / split / "class1/1.png"
+    content = path.read_bytes()
+    spoil = {
+        "zero length": writes(b""),
+        "cut off": writes(content[: len(content) // 2]),
+        "random bytes": writes(random.Random(0).randbytes(200)),
+        "a page of zeros": writes(content[:60] + bytes(len(content) - 60)),
+        "a link to nowhere": lead_nowhere,
+    }
+    spoil[way](path)
+    of = dataset("unused", npz=None, folder="set", train_size=None, test_size=None)
+    options = {"data_root": folder, "decoded_folder": folder / "decoded" if is_decoded else None, "workers": workers}
+    with tally.fault("a damaged image") as count:
+        with pytest.raises(UserError) as told:
+            train(spec("unused", dataset=of), folder / "run", sources_folder=folder, **options)
+        count.compare(one_line(told.value).startswith(f"{path}: cannot be read as an image: "), True)
+
+
+def write_pictures(folder: Path) -> Path:
+    """Two images of each class, of different sizes, in both splits."""
+    images, labels = arrays(2 * CLASSES, side=40)
+    for split in ("train", "val"):
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            place = folder / split / f"class{label}"
+            place.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(image[: 20 + number]).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("flips", [25, pytest.param(1000, marks=torture)])
 def test_a_damaged_spec_is_refused_or_another_runs(folder: Path, tally: Tally, flips: int) -> None:
     """A person may edit it, to run something else by hand; but nothing takes that for the run of the configuration."""
     path = folder / "spec.json"
