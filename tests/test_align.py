@@ -13,7 +13,7 @@ from linvit import run
 from linvit.align import Alignment, alignment_of
 from linvit.config import ConfigError, Recipe, study_from
 from linvit.distill import DistillError
-from linvit.fit import Interrupted
+from linvit.fit import Interrupted, NonFiniteLoss
 from linvit.grid import SOFTMAX, RunSpec, runs_of
 from linvit.plan import plan_of
 from linvit.trained import MODEL
@@ -167,3 +167,12 @@ def test_a_stage_without_a_teacher_is_refused():
     ) as error:
         study_from(config)
     one_line(error.value)
+
+
+def test_a_stage_that_diverges_ends_the_run_by_name(study):
+    with pytest.raises(NonFiniteLoss, match="loss is not finite at epoch") as error:
+        run.train(
+            aligned_spec(study, align={"epochs": 2, "lr": 1e30}), study / "run", sources_folder=study, data_root=study
+        )
+    one_line(error.value)
+    assert not (study / "run" / "metrics.json").exists()
