@@ -206,7 +206,7 @@ class ArrayEvaluation:
     size: Size
     device: torch.device
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for indices in torch.arange(len(self.data)).split(self.recipe.forward_size):
             images = _to_channels(to_device(self.data.images[indices], self.device), self.size.channels)
             yield self.prepare(images.float() / 255), to_device(self.data.labels[indices], self.device)
@@ -241,7 +241,7 @@ class FileBatches(_TrainingSet):
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader that tells of an image that cannot be read as one process would."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
             yield from super().__iter__()
         except DataError as error:  # of another process: with that one's traceback in its text, and the error last

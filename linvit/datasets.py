@@ -136,7 +136,7 @@ def image_at(data: Split, index: int) -> tuple[PIL.Image.Image, int]:
     return image, label
 
 
-def _place_of(data: Split, index: int) -> str:
+def _place_of(data: Any, index: int) -> str:
     """The file of an image, or its number where it is none of its own."""
     if isinstance(data, torch.utils.data.Subset):
         return _place_of(data.dataset, data.indices[index])
