@@ -206,7 +206,7 @@ class ArrayEvaluation:
     size: Size
     device: torch.device
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Batch]:
         for indices in torch.arange(len(self.data)).split(self.recipe.forward_size):
             images = _to_channels(to_device(self.data.images[indices], self.device), self.size.channels)
             yield self.prepare(images.float() / 255), to_device(self.data.labels[indices], self.device)

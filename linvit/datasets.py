@@ -5,7 +5,7 @@ from functools import cached_property
 from importlib.resources import as_file
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
