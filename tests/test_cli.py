@@ -23,20 +23,8 @@ from linvit.grid import RunSpec
 from linvit.ranks import Ranks
 from linvit.results import read_ood
 
-COMMANDS = (
-    "grid",
-    "plan",
-    "status",
-    "bench",
-    "dataset",
-    "source",
-    "train",
-    "ood",
-    "collect",
-    "tables",
-    "figure",
-    "claims",
-)
+COMMANDS = ("grid", "plan", "status", "bench", "dataset", "source", "train", "ood", "collect")
+COMMANDS += ("blocks", "maps", "tables", "figure", "claims")
 
 
 @pytest.fixture(autouse=True)
