@@ -108,9 +108,8 @@ def _train(
     progress, aligned = Progress(), Progress()
     if spec.init.train:
         if spec.recipe.align:
-            teacher = build_teacher(spec.size, weights).to(device)
             alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt", before=0)
-            aligned = align(teacher, student, spec.recipe.align, **alone)
+            aligned = align(build_teacher(spec.size, weights).to(device), student, spec.recipe.align, **alone)
         main = stage(spec.stream, "checkpoint.pt", before=aligned.epochs)
         progress = fit(student, **main, auxiliary=build_distillation(spec, weights, student), evaluate=evaluated)
     accuracy = progress.history[-1] if progress.history else evaluated()

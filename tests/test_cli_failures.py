@@ -100,7 +100,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_with_its_code(folder):
     """The first one asks it to stop after a step."""
     code = "import linvit.run, signal, sys, time\nfrom linvit.cli import main\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background it may be ignored
-    code += "def train(*_, stop, **__):\n    print('begun', flush=True)\n"
+    code += "def train(*_, stop, **__):\n    stop()\n    print('begun', flush=True)\n"
     code += "    while not stop():\n        time.sleep(0.1)\n"
     code += "    print('asked to stop', flush=True)\n    time.sleep(300)\n"
     code += f"linvit.run.train = train\nsys.exit(main({TRAIN}))"

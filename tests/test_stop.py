@@ -73,6 +73,7 @@ def test_a_signal_stops_a_run_at_its_next_step_with_a_checkpoint(study, tmp_path
 @pytest.mark.parametrize("number", ENDINGS)
 def test_whatever_asks_a_process_to_end_is_heard(handlers, number) -> None:
     stop = stop_on_signal()
+    assert not stop()  # and from now on it listens
     assert not stop()
     signal.raise_signal(number)
     assert stop()
@@ -83,6 +84,7 @@ def test_whatever_asks_a_process_to_end_is_heard(handlers, number) -> None:
 def test_a_run_under_nohup_outlives_its_terminal(handlers) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop = stop_on_signal()
+    assert not stop()  # and from now on it listens
     signal.raise_signal(signal.SIGHUP)
     assert not stop()
 

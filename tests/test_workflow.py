@@ -348,6 +348,7 @@ def test_the_runs_that_ask_for_it_and_no_others_are_evaluated_out_of_distributio
         "top1",
         "top5",
         "images",
+        "left_out",
     ]
     assert list(table.columns) == expected
     assert table[["dataset", "variant", "images"]].to_numpy().tolist() == [

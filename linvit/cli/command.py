@@ -21,6 +21,7 @@ from linvit.config import ConfigError, Dataset, Part, Study, first_mistake, load
 _PartT = TypeVar("_PartT", bound=Part)
 
 WIDTH = 78
+ENDINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 CONFIG = Path("config.yaml")
 PACKAGED: dict[str, Mapping[str, Part]] = {"variants": VARIANTS, "inits": INITS, "sizes": SIZES}
 """The tables of a configuration that come with the package too."""
@@ -140,18 +141,24 @@ def compute_of(options: argparse.Namespace, places: "Places") -> dict[str, Any]:
 def stop_on_signal() -> Callable[[], bool]:
     """True from the first signal on that asks to end: a scheduler's SIGTERM or SIGUSR2, Ctrl-C, a terminal that closes.
 
-    A second Ctrl-C ends the process at once.
+    It listens from its first call on: before a training's first step, which asks it, such a signal ends the process as
+    any other. A second Ctrl-C ends it at once.
     """
     received: list[int] = []
+    listened: list[int] = []
 
     def hear(number: int, _: object) -> None:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, hear)
-    return lambda: bool(received)
+    def stop() -> bool:
+        for number in () if listened else ENDINGS:
+            listened.append(number)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, hear)
+        return bool(received)
+
+    return stop
 
 
 def end_with(parent: int) -> None:
