@@ -135,11 +135,11 @@ def _names_by_purpose(study: Study, grid: str) -> dict[str, list[str]]:
 
 
 def _training(run: RunSpec, results: Path) -> Task:
-    return task_of(run, _holds(results / "runs" / run.name / "metrics.json", spec=run))
+    return task_of(run, holds(results / "runs" / run.name / "metrics.json", spec=run))
 
 
 def _source(source: Source, results: Path) -> Task:
-    return task_of(source.train, _holds(results / "sources" / source.folder / "source.json", spec=source.train))
+    return task_of(source.train, holds(results / "sources" / source.folder / "source.json", spec=source.train))
 
 
 def task_of(run: RunSpec, cached: bool) -> Task:
@@ -153,11 +153,11 @@ def task_of(run: RunSpec, cached: bool) -> Task:
 
 def _evaluation(evaluation: Evaluation, results: Path) -> Task:
     run, path = evaluation.run, results / "runs" / f"{evaluation.name}.json"
-    cached = _training(run, results).cached and _holds(path, run=run, dataset=evaluation.dataset)
+    cached = _training(run, results).cached and holds(path, run=run, dataset=evaluation.dataset)
     return Task(workload_of(run), evaluation.dataset, 0, 1, cached)
 
 
-def _holds(path: Path, **settings: Part) -> bool:
+def holds(path: Path, **settings: Part) -> bool:
     """Whether a result is there, and was made with these settings."""
     try:
         found = json.loads(path.read_bytes())

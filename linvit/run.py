@@ -243,10 +243,18 @@ def best_of(history: list[dict]) -> dict | None:
 
 
 def git_commit() -> str | None:
-    """The commit this code is at, marked where files differ from it; None outside of a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    """The commit this code is at, marked where the package's files differ from it; None outside of a repository.
+
+    A changed config.yaml is no other code: a run's spec tells it.
+    """
+    package = str(Path(__file__).parent)
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+        commit = _git(package, "describe", "--always", "--abbrev=12").stdout.strip()
+        changed = _git(package, "diff", "--quiet", "HEAD", "--", package).returncode
     except FileNotFoundError:  # no git on this machine
         return None
-    return result.stdout.strip() or None
+    return commit + ("-dirty" if changed else "") if commit else None
+
+
+def _git(folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, check=False)  # noqa: S603, S607

@@ -123,3 +123,15 @@ def test_arguments_of_timm_are_assignments(text, capsys):
         main(["convert", DEIT, "--variant", "relu", "--out", "x", "--model-kwargs", text])
     assert caught.value.code == 2
     assert "allowed: key=value" in capsys.readouterr().err
+
+
+def test_a_run_that_is_done_is_left_as_it_is(folder, capsys):
+    made = spec(folder / "bands.npz")
+    assert main(["train", made.to_json(), "--out", "run"]) == 0
+    before = (folder / "run" / "metrics.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(["train", made.to_json(), "--out", "run"]) == 0
+    assert capsys.readouterr().out == "run: this run is done; to train it anew, delete its metrics.json\n"
+    assert (folder / "run" / "metrics.json").stat().st_mtime_ns == before
+    assert main(["train", spec(folder / "bands.npz", seed=1).to_json(), "--out", "run"]) == 0
+    assert json.loads((folder / "run" / "metrics.json").read_text())["spec"]["seed"] == 1

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -431,16 +432,26 @@ def test_a_run_without_its_inputs_fails_before_anything_is_trained(study, tmp_pa
 # --- the commit -------------------------------------------------------------------------------------------
 
 
-def test_the_commit_is_that_of_the_code(monkeypatch):
-    calls = []
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_the_commit_is_that_of_the_code_whatever_is_configured(monkeypatch, tmp_path):
+    def git(*command: str) -> str:
+        names = ["-c", "user.name=a", "-c", "user.email=b"]
+        done = subprocess.run(["git", "-C", tmp_path, *names, *command], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
 
-    def git(command, **options):
-        calls.append(command)
-        return subprocess.CompletedProcess(command, 0, "0123456789ab-dirty\n", "")
-
-    monkeypatch.setattr(subprocess, "run", git)
-    assert git_commit() == "0123456789ab-dirty"
-    assert calls[0][:3] == ["git", "-C", str(Path(run.__file__).parent)]
+    code, config = tmp_path / "linvit" / "run.py", tmp_path / "config.yaml"
+    code.parent.mkdir()
+    for file in (code, config):
+        file.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "a")
+    monkeypatch.setattr(run, "__file__", str(code))
+    commit = git("rev-parse", "--short=12", "HEAD")
+    config.write_text("2")
+    assert git_commit() == commit
+    code.write_text("2")
+    assert git_commit() == f"{commit}-dirty"
 
 
 def test_outside_of_a_repository_there_is_no_commit(monkeypatch):

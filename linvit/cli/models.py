@@ -80,13 +80,18 @@ def train(options: argparse.Namespace) -> None:
     """Carry out one run, from its spec to its metrics.
 
     RUN is a name that linvit grid lists, of any grid of the configuration, or the spec as JSON or a file. What it needs
-    is prepared by linvit source and linvit dataset. A run that was stopped goes on from its checkpoint.
+    is prepared by linvit source and linvit dataset. A run that was stopped goes on from its checkpoint; one that is
+    done is left as it is.
     """
+    from linvit.plan import holds
     from linvit.ranks import joined
     from linvit.run import train as train_run
 
     spec, places = part_and_places(RunSpec, options.spec, options.config, partial(_run_named, options.config))
     sources, out = options.sources or places.results / "sources", options.out or places.results / "runs" / spec.name
+    if holds(out / "metrics.json", spec=spec):
+        print(f"{out}: this run is done; to train it anew, delete its metrics.json")
+        return
     with joined() as ranks:
         metrics = train_run(spec, out, sources_folder=sources, ranks=ranks, **compute_of(options, places))
     if ranks.first:
