@@ -232,9 +232,10 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
             f"data set {dataset.name!r}: torchvision's {dataset.torchvision} refused {arguments}: {reason_of(error)}"
         ) from error
     except (RuntimeError, OSError) as error:
-        how = f"run once with --config download=true, or put torchvision's {dataset.torchvision} files there"
+        files = f"torchvision's {dataset.torchvision} files there"
+        how = f"run once with download: true in the configuration, or put {files}"
         if download:
-            how = f"the download failed ({reason_of(error)}); put torchvision's {dataset.torchvision} files there"
+            how = f"the download failed ({reason_of(error)}); put {files}"
         raise _missing(dataset, root, how) from error
     array = getattr(data, "data", None)
     if array is None:

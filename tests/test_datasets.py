@@ -329,7 +329,7 @@ def test_a_missing_torchvision_set_is_told_with_what_where_and_how(tmp_path, nam
     text = refusal(STUDY.datasets[name].settings(), split, tmp_path / "data")
     assert f"data set {name!r} not found" in text
     assert str(tmp_path / "data") in text
-    assert "download=true" in text
+    assert "download: true" in text
     assert STUDY.datasets[name].torchvision in text
 
 
