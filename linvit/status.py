@@ -224,7 +224,8 @@ def _read(path: Path) -> dict:
 def _standing(found: dict) -> Standing | None:
     """Where a run stands; None if its training has not begun, or the file is of another version."""
     try:
-        return Standing(**found) if all(isinstance(value, int | float | None) for value in found.values()) else None
+        numbers = (value for key, value in found.items() if key != "stage")
+        return Standing(**found) if all(isinstance(value, int | float | None) for value in numbers) else None
     except TypeError:
         return None
 
