@@ -170,9 +170,9 @@ def _others(study: Study, grid: str, specs: Mapping[str, RunSpec], now: float, s
 
 def _share(specs: Mapping[str, RunSpec], looks: Mapping[str, Look]) -> float:
     images = {name: task_of(spec, False).images for name, spec in specs.items()}
+    told = {name: n for name, n in images.items() if n is not None}
     # Runs that are only evaluated have none: a grid of nothing else is told by their number.
-    untold = None in images.values() or not any(images.values())
-    weights = dict.fromkeys(images, 1) if untold else images
+    weights = told if len(told) == len(images) and any(told.values()) else dict.fromkeys(images, 1)
     return sum(weights[name] * look.share for name, look in looks.items()) / sum(weights.values())
 
 

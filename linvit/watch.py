@@ -108,8 +108,8 @@ class Watch:
     def begin(self, progress: "Progress", epochs: int, steps: int) -> None:
         last = {key: value for record in progress.history for key, value in record.items()}
         done, epochs = self.before + progress.epochs, self.epochs or epochs
-        numbers = {"loss": last.get("loss"), "top1": last.get("top1"), "stage": self.stage}
-        self._standing = Standing(epochs, steps, done, progress.step, **numbers)
+        loss, top1 = last.get("loss"), last.get("top1")
+        self._standing = Standing(epochs, steps, done, progress.step, loss, top1, stage=self.stage)
         self._earlier_seconds, self._earlier_steps = self.seconds + progress.earlier_seconds, self._standing.taken
         self._images, self._seconds = 0, 0.0
         self._start = self._last = time.perf_counter()
