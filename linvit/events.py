@@ -13,7 +13,8 @@ SCALARS = {
     "accuracy/top5": "top5",
     "learning_rate": "lr",
 }
-"""Tags, and the keys of an epoch's record; a step of TensorBoard's is an epoch."""
+"""Tags, and the keys of an epoch's record; a step of TensorBoard's is an epoch. The loss of a stage before the main one
+has a tag by the stage's name."""
 PACE = "images_per_second"
 
 
@@ -39,7 +40,8 @@ class Events(View):
     def epoch(self, standing: Standing, record: dict) -> None:
         if self.writer is None:
             return
-        scalars = {tag: record.get(key) for tag, key in SCALARS.items()} | {PACE: standing.images_per_second}
+        tags = SCALARS if standing.stage is None else {f"loss/{standing.stage}": "loss", "learning_rate": "lr"}
+        scalars = {tag: record.get(key) for tag, key in tags.items()} | {PACE: standing.images_per_second}
         for tag, value in scalars.items():
             if value is not None:
                 self.writer.add_scalar(tag, value, standing.epoch)

@@ -82,13 +82,14 @@ def fit(
             save(checkpoint, identity, model, optimizer, progress, since=begin)
         ranks.wait()
 
-    mix = mixing(recipe, num_classes)
-    loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, mix, auxiliary, ranks, criterion)
-    watch.begin(progress, recipe.epochs, len(batches))
+    others = (mixing(recipe, num_classes), auxiliary, ranks, criterion, watch.before)
+    loop = Loop(trainable(model, recipe, ranks), batches, recipe, stream, optimizer, *others)
+    if progress.epochs < recipe.epochs:
+        watch.begin(progress, recipe.epochs, len(batches))
     while progress.epochs < recipe.epochs:
         if not loop.epoch(progress, watch.step, stop):
             keep()
-            raise Interrupted(f"stopped in epoch {progress.epochs + 1} after step {progress.step}")
+            raise Interrupted(f"stopped in epoch {loop.before + progress.epochs + 1} after step {progress.step}")
         record = loop.record(progress)
         if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
             keep()  # an evaluation may take longer than the notice before a time limit
@@ -112,6 +113,8 @@ class Loop:
     auxiliary: Callable[[Tensor], Tensor] | None = None
     ranks: Ranks = Ranks()
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
+    before: int = 0
+    """Epochs of the run's earlier stages, with which errors count."""
 
     def epoch(self, progress: Progress, tick: Callable[[int, float | None], object], stop: Callable[[], bool]) -> bool:
         """Take the steps that the epoch under way lacks, and tell `progress`; false if `stop` cut it short.
@@ -120,7 +123,7 @@ class Loop:
         """
         self.model.train()
         epoch, begin, stopped = progress.epochs + 1, time.perf_counter(), False
-        losses = Losses(progress, self.ranks)
+        losses = Losses(progress, self.ranks, self.before)
         for step, (images, labels) in enumerate(self.batches.epoch(epoch, progress.step), progress.step):
             task, extra, n = self.step(epoch, step, images, labels)
             losses.add(task, extra, n)
@@ -189,8 +192,8 @@ class Losses:
     Each rank adds its part of a step's mean losses.
     """
 
-    def __init__(self, progress: Progress, ranks: Ranks) -> None:
-        self.epoch = progress.epochs + 1
+    def __init__(self, progress: Progress, ranks: Ranks, before: int = 0) -> None:
+        self.epoch = before + progress.epochs + 1
         self.ranks = ranks
         self.recent: float | None = None
         """The mean of both losses' sum over the steps that were read last."""
@@ -226,7 +229,7 @@ class Losses:
         last = ", ".join(_losses_text(*entry[:2]) for entry in self._read[-3:]) or "none"
         if not self._read and self._last_epoch:
             mean = _losses_text(self._last_epoch["task_loss"], self._last_epoch["distill_loss"])
-            last = f"{mean} on average in epoch {self._last_epoch['epoch']}"
+            last = f"{mean} on average in epoch {self.epoch - 1}"
         found = _losses_text(*values[:2])
         return f"loss is not finite at epoch {self.epoch}, step {len(self._read) + 1}: {found}; last finite: {last}"
 

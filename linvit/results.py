@@ -398,7 +398,7 @@ def _row(metrics: _Metrics) -> dict:
     return {
         **identity(spec),
         "best_top1": metrics.best.top1 if metrics.best else metrics.top1,
-        "best_epoch": metrics.best.epoch if metrics.best else 0,
+        "best_epoch": len(metrics.alignment) + metrics.best.epoch if metrics.best else 0,
         "epochs": spec.recipe.passes if spec.init.train else 0,
         **metrics.model_dump(exclude={"name", "spec", "best", "history", "alignment"}),
     }

@@ -91,7 +91,7 @@ def _train(
     def evaluated() -> dict[str, float]:
         return evaluate(student, test, spec.recipe.precision, ranks)
 
-    def stage(stream: Stream, checkpoint: str, *, before: int) -> dict:
+    def stage(stream: Stream, checkpoint: str, part: Watch) -> dict:
         """What both stages of training have, each with random numbers and a checkpoint of its own."""
         return {
             "batches": data.training_batches(train_data, spec.dataset, spec.recipe, spec.size, stream, **options),
@@ -101,16 +101,18 @@ def _train(
             "checkpoint": folder / checkpoint,
             "identity": identity_on(device, spec),
             "stop": stop,
-            "watch": watch.part(before, spec.recipe.passes),
+            "watch": part,
             "ranks": ranks,
         }
 
-    progress, aligned = Progress(), Progress()
+    progress, aligned, passes, begin = Progress(), Progress(), spec.recipe.passes, time.perf_counter()
     if spec.init.train:
         if spec.recipe.align:
-            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt", before=0)
+            part = watch.part(0, passes, stage="alignment")
+            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt", part)
             aligned = align(build_teacher(spec.size, weights).to(device), student, spec.recipe.align, **alone)
-        main = stage(spec.stream, "checkpoint.pt", before=aligned.epochs)
+        part = watch.part(aligned.epochs, passes, time.perf_counter() - begin + aligned.earlier_seconds)
+        main = stage(spec.stream, "checkpoint.pt", part)
         progress = fit(student, **main, auxiliary=build_distillation(spec, weights, student), evaluate=evaluated)
     accuracy = progress.history[-1] if progress.history else evaluated()
     metrics = results_of(spec, student, progress, accuracy, aligned) | {

@@ -21,9 +21,7 @@ def text(status: Status, *, everything: bool = False) -> str:
     failed = [look for look in (*status.others, *status.of("failed")) if look.state == "failed"]
     parts = [
         _headline(status, counts),
-        tabulate(
-            [(state, f"{counts[state]:,}") for state in get_args(State)], tablefmt="plain", colalign=("left", "right")
-        ),
+        _counted(counts),
         _table(running, shown),
         _by_note("interrupted", status.of("interrupted"), shown),
         _by_note("failed", failed, shown),

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Literal
 
+from pydantic_core import from_json
+
 from linvit.config import Study
 from linvit.grid import RunSpec, evaluations, expand, trained_sources
 from linvit.plan import task_of
@@ -25,6 +27,7 @@ SAMPLE = 3
 """Finished runs of a kind whose times are read."""
 TAIL = 4096
 """Bytes of a log in which its last error is looked for."""
+UNUSABLE = "metrics.json: damaged or of other settings; delete it to run again"
 TIMED = re.compile(r"\d\d:\d\d:\d\d ")
 
 State = Literal["done", "running", "interrupted", "failed", "waiting"]
@@ -103,11 +106,16 @@ def status_of(study: Study, grid: str | None = None, rates: Rates | None = None,
 
 def look_at(name: str, folder: Path, spec: RunSpec, now: float, silent: float = SILENT, log: str = "train.log") -> Look:
     """What a run's folder says of it; files of a run with other settings say nothing."""
-    if not _is_of(folder / "spec.json", spec):
+    wanted, own, metrics = json.loads(spec.to_json()), folder / "spec.json", folder / "metrics.json"
+    if not own.exists():
         return job(name, None, folder / log)
-    if (folder / "metrics.json").exists():
+    if _read(own) != wanted:  # and so is the log, or its end may be
+        return Look(name, "waiting")
+    if _read(metrics).get("spec") == wanted:
         return Look(name, "done")
-    begun, found = _changed(folder / "spec.json"), _read(folder / PROGRESS)
+    begun, found = _changed(own), _read(folder / PROGRESS)
+    if _changed(metrics) >= begun:
+        return Look(name, "failed", UNUSABLE)
     error, interrupted = found.pop("error", None), found.pop("interrupted", False)
     look = Look(name, "running", standing=_standing(found))
     if error and _changed(folder / PROGRESS) >= begun:
@@ -161,8 +169,10 @@ def _others(study: Study, grid: str, specs: Mapping[str, RunSpec], now: float, s
 
 
 def _share(specs: Mapping[str, RunSpec], looks: Mapping[str, Look]) -> float:
-    images = {name: task_of(spec, False).images or 0 for name, spec in specs.items()}
-    weights = images if all(images.values()) else dict.fromkeys(images, 1)
+    images = {name: task_of(spec, False).images for name, spec in specs.items()}
+    told = {name: n for name, n in images.items() if n is not None}
+    # Runs that are only evaluated have none: a grid of nothing else is told by their number.
+    weights = told if len(told) == len(images) and any(told.values()) else dict.fromkeys(images, 1)
     return sum(weights[name] * look.share for name, look in looks.items()) / sum(weights.values())
 
 
@@ -202,15 +212,11 @@ def _kind(spec: RunSpec) -> Kind:
     return spec.dataset.name, spec.recipe.name, spec.init.train, workload_of(spec)
 
 
-def _is_of(path: Path, spec: RunSpec) -> bool:
-    return _read(path) == json.loads(spec.to_json())
-
-
 def _read(path: Path) -> dict:
     """A file's object; empty where it is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = from_json(path.read_bytes())  # histories are long, and grids large
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -218,7 +224,8 @@ def _read(path: Path) -> dict:
 def _standing(found: dict) -> Standing | None:
     """Where a run stands; None if its training has not begun, or the file is of another version."""
     try:
-        return Standing(**found) if all(isinstance(value, int | float | None) for value in found.values()) else None
+        numbers = (value for key, value in found.items() if key != "stage")
+        return Standing(**found) if all(isinstance(value, int | float | None) for value in numbers) else None
     except TypeError:
         return None
 

@@ -47,6 +47,8 @@ class Standing:
     seconds: float = 0.0
     """Of this process and, up to their last checkpoints, those before it."""
     seconds_left: float | None = None
+    stage: str | None = None
+    """Before the main one, whose loss is another."""
 
     @property
     def taken(self) -> int:
@@ -89,18 +91,26 @@ class View:
 class Watch:
     """All who look on at one run, as a context that lasts as long as the run does."""
 
-    def __init__(self, *views: View, before: int = 0, epochs: int | None = None) -> None:
-        self.views, self.before, self.epochs = views, before, epochs
+    def __init__(
+        self,
+        *views: View,
+        before: int = 0,
+        epochs: int | None = None,
+        seconds: float = 0.0,
+        stage: str | None = None,
+    ) -> None:
+        self.views, self.before, self.epochs, self.seconds, self.stage = views, before, epochs, seconds, stage
 
-    def part(self, before: int, epochs: int) -> Self:
-        """Of one stage of a run: the epochs `before` it, and those of all stages."""
-        return type(self)(*self.views, before=before, epochs=epochs)
+    def part(self, before: int, epochs: int, seconds: float = 0.0, stage: str | None = None) -> Self:
+        """Of one stage of a run: the epochs and seconds `before` it, the epochs of all stages, and its name."""
+        return type(self)(*self.views, before=before, epochs=epochs, seconds=seconds, stage=stage)
 
     def begin(self, progress: "Progress", epochs: int, steps: int) -> None:
         last = {key: value for record in progress.history for key, value in record.items()}
         done, epochs = self.before + progress.epochs, self.epochs or epochs
-        self._standing = Standing(epochs, steps, done, progress.step, last.get("loss"), last.get("top1"))
-        self._earlier_seconds, self._earlier_steps = progress.earlier_seconds, self._standing.taken
+        loss, top1 = last.get("loss"), last.get("top1")
+        self._standing = Standing(epochs, steps, done, progress.step, loss, top1, stage=self.stage)
+        self._earlier_seconds, self._earlier_steps = self.seconds + progress.earlier_seconds, self._standing.taken
         self._images, self._seconds = 0, 0.0
         self._start = self._last = time.perf_counter()
         for view in self.views:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import SIZE, STUDY, images, student
+from test_tensorboard import scalars
 from tiny import RECIPE, changed, one_line, repeatable, source, spec, store_source, write_npz
 
 from linvit import run
@@ -18,6 +19,7 @@ from linvit.grid import SOFTMAX, RunSpec, runs_of
 from linvit.plan import plan_of
 from linvit.trained import MODEL
 from linvit.vit import build_vit
+from linvit.watch import PROGRESS
 
 ALIGNED = changed(RECIPE, align={"epochs": 2})
 VARIANTS = ("softmax", "elu", "relu", "inline", "mhla", "ttt")
@@ -128,12 +130,40 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(study, steps):
     one = aligned_spec(study)
     options = {"sources_folder": study, "data_root": study}
     whole = run.train(one, study / "whole", **options)
-    left = iter([False] * (steps - 1) + [True])
-    with pytest.raises(Interrupted):
+    left, epoch, step = iter([False] * (steps - 1) + [True]), *divmod(steps - 1, 3)
+    with pytest.raises(Interrupted, match=f"stopped in epoch {epoch + 1} after step {step + 1}$"):
         run.train(one, study / "run", **options, stop=lambda: next(left))
+    assert json.loads((study / "run" / PROGRESS).read_text())["epoch"] == epoch
     resumed = run.train(one, study / "run", **options)
     assert repeatable(resumed) == repeatable(whole)
     assert (study / "run" / MODEL).read_bytes() == (study / "whole" / MODEL).read_bytes()
+
+
+def test_seconds_and_curves_of_a_run_that_goes_on_in_its_second_stage_hold_the_first(study):
+    pytest.importorskip("tensorboard")
+    one = aligned_spec(study)
+    options = {"sources_folder": study, "data_root": study, "tensorboard": True}
+
+    def stopped(steps: int) -> dict:
+        left = iter([False] * (steps - 1) + [True])
+        with pytest.raises(Interrupted):
+            run.train(one, study / "run", **options, stop=lambda: next(left))
+        return json.loads((study / "run" / PROGRESS).read_text())
+
+    assert stopped(5)["stage"] == "alignment"
+    checkpoint = study / "run" / "checkpoint.align.pt"
+    state = torch.load(checkpoint)
+    state["progress"]["earlier_seconds"] += 1000.0
+    torch.save(state, checkpoint)
+    for steps in (6, 1):  # in the process that ends the first stage, and in one that finds it ended
+        found = stopped(steps)
+        assert found["stage"] is None
+        assert 1000 < found["seconds"] < 2000
+    metrics = run.train(one, study / "run", **options)
+    found = scalars(study / "run")
+    assert [step for step, _ in found["learning_rate"]] == [1, 2, 3, 4, 5]
+    for tag, stage, before in (("loss/alignment", "alignment", 0), ("loss/total", "history", 2)):
+        assert found[tag] == [(before + record["epoch"], pytest.approx(record["loss"])) for record in metrics[stage]]
 
 
 def test_the_stage_has_the_recipe_but_for_what_it_sets_itself():

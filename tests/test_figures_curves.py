@@ -21,7 +21,7 @@ from linvit.figures.throughput import SPEED, throughput, with_speed
 from linvit.grid import expand
 from linvit.report import BY_HAND, history_figures_of
 from linvit.report import HISTORY_FIGURES as TITLES
-from linvit.results import BLOCK_DTYPES, HISTORY_DTYPES, collect_history, read_history, write_runs
+from linvit.results import BLOCK_DTYPES, HISTORY_DTYPES, collect, collect_history, read_history, write_runs
 
 IMAGES = 100
 """Of a made-up data set, an epoch."""
@@ -183,6 +183,7 @@ def test_a_stage_before_training_counts_in_the_history(tmp_path):
     found = collect_history([path])
     assert list(found["epoch"]) == [3, 4, 5, 6, 7]
     assert list(found["images"]) == [3000, 4000, 5000, 6000, 7000]
+    assert collect([path]).loc[0, "best_epoch"] == 7
 
 
 def test_a_history_has_a_row_an_epoch_and_survives_its_file(tmp_path):

@@ -44,6 +44,7 @@ from linvit.grid import RunSpec
 from linvit.progress import CheckpointError, Progress, restore, save
 from linvit.run import build_student, train
 from linvit.vit import build_vit
+from linvit.watch import Watch
 
 STREAM = spec("unused").stream
 
@@ -418,6 +419,12 @@ def test_a_loss_that_is_no_number_stops_the_run_naming_epoch_step_and_the_last_f
     earlier = finite[: (epoch - 1) * len(batches)][-len(batches) :]
     mean = f"{sum(earlier) / len(earlier):.4g} on average in epoch {epoch - 1}" if earlier else "none"
     assert text.endswith("last finite: " + (", ".join(f"{loss:.4g}" for loss in before) or mean))
+
+
+def test_errors_count_epochs_on_from_the_stages_before():
+    """As the log does."""
+    with pytest.raises(NonFiniteLoss, match=r"at epoch 9, step 1: .* on average in epoch 8$"):
+        fitted(batches=Held(spoil=spoiled(2, 1)), watch=Watch(before=7))
 
 
 def test_an_infinite_distillation_loss_stops_the_run_too():

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from fakes import CONFIG
 from test_plan import rates, study
 from tiny import TRAIN
 
-from linvit.config import Study
+from linvit.config import Study, load_study
 from linvit.grid import expand
 from linvit.screen import text
-from linvit.status import SILENT, State, last_error, status_of
+from linvit.status import SILENT, Look, State, _share, last_error, status_of
 from linvit.watch import Standing, duration
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nRuntimeError: worn out\n'
@@ -44,7 +45,9 @@ def begun(study: Study, number: int, *, age: float = 0.0, **standing) -> Path:
 
 
 def finish(study: Study, number: int, seconds: float = 12.0) -> None:
-    (begun(study, number) / "metrics.json").write_text(json.dumps({"wall_seconds": seconds}))
+    folder = begun(study, number)
+    spec = json.loads((folder / "spec.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps({"spec": spec, "wall_seconds": seconds}))
 
 
 def states(study: Study, **options) -> list[str]:
@@ -107,6 +110,39 @@ def test_a_result_of_other_settings_is_not_done(grid):
     spec = next(Path(grid.results).rglob("spec.json"))
     spec.write_text(spec.read_text().replace('"epochs":3', '"epochs":30'))
     assert states(grid)[0] == "waiting"
+
+
+def test_the_log_of_a_run_with_other_settings_says_nothing_of_this_one(grid):
+    """Logs are appended to: its last line is of the run before its rate was lowered."""
+    folder = begun(grid, 0)
+    (folder / "train.log").write_text("linvit: error: loss is not finite\n")
+    assert told(grid) == ("failed", "loss is not finite")
+    spec = folder / "spec.json"
+    spec.write_text(spec.read_text().replace('"epochs":3', '"epochs":30'))
+    assert states(grid)[0] == "waiting"
+
+
+@pytest.mark.parametrize("content", ["", '{"spec": ', "[]", '{"top1": 50.0}', '{"spec": {}, "top1": 50.0}'])
+def test_metrics_that_reports_could_not_use_are_not_done(grid, content):
+    finish(grid, 0)
+    folder = next(Path(grid.results).rglob("metrics.json")).parent
+    (folder / "metrics.json").write_text(content)
+    state, note = told(grid)
+    assert (state, note.partition(":")[0]) == ("failed", "metrics.json")
+    os.utime(folder / "metrics.json", (time.time() - 90,) * 2)
+    assert states(grid)[0] == "running"  # it began anew since
+
+
+def test_runs_that_are_only_evaluated_weigh_nothing_and_leave_the_others_their_images(tmp_path):
+    specs = expand(load_study(CONFIG), "paper")
+    untrained = next(name for name, spec in specs.items() if not spec.init.train)
+    imagenet = next(name for name, spec in specs.items() if spec.init.train and spec.dataset.name == "imagenet")
+    pets = next(name for name, spec in specs.items() if spec.init.train and spec.dataset.name == "pets")
+    names = (untrained, imagenet, pets)
+    images = {name: specs[name].recipe.epochs * specs[name].dataset.train_size for name in names[1:]}
+    found = _share({name: specs[name] for name in names}, {name: Look(name, "done") for name in names[:2]})
+    assert found == pytest.approx(images[imagenet] / sum(images.values()))
+    assert _share({untrained: specs[untrained]}, {untrained: Look(untrained, "done")}) == 1.0
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"epochs": "x"}', '{"new": 1}', "[" * 100_000])

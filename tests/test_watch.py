@@ -61,6 +61,16 @@ def test_time_left_and_images_per_second_leave_out_what_earlier_processes_did(mo
     assert told._standing.loss == 1.0
 
 
+def test_a_stage_counts_on_from_the_seconds_and_epochs_before_it(monkeypatch):
+    clock = iter([100.0, 102.0])
+    monkeypatch.setattr(watch.time, "perf_counter", lambda: next(clock))
+    told = Watch().part(2, 5, seconds=30.0)
+    told.begin(Progress(history=[{"epoch": 1, "loss": 3.0}], earlier_seconds=10.0), epochs=3, steps=3)
+    told.step(8, 2.0)
+    assert (told._standing.taken, told._standing.total, told._standing.seconds) == (10, 15, 42.0)
+    assert told._standing.seconds_left == 2.0 * 5
+
+
 def test_the_line_holds_what_is_known():
     assert Standing(45, 16).line == "epoch 1/45, step 0/16"
     whole = Standing(45, 16, 12, 9, 1.2344, 71.23, 1190.4, 60.0, 272.0)
