@@ -117,5 +117,5 @@ def test_the_commands_measure_and_draw(study, capsys):
     runs = [str(folder("inline", "fullcopy")), str(folder("ttt", "copy"))]
     assert main(["maps", *runs, "--data", ".", "--images", "2", "--out", "maps.png", "maps.pdf"]) == 0
     assert all(Path(name).stat().st_size > 1000 for name in ("blocks.png", "maps.png", "maps.pdf"))
-    assert "nosuch/model.safetensors: not found" in refusal(capsys, "maps", "nosuch", "--out", "maps.png")
-    assert "nosuch/model.safetensors: not found" in refusal(capsys, "blocks", "nosuch", "--out", "blocks.csv")
+    assert "nosuch: no such folder" in refusal(capsys, "maps", "nosuch", "--out", "maps.png")
+    assert "nosuch: no such folder" in refusal(capsys, "blocks", runs[0], "nosuch", "--out", "blocks.csv")

@@ -58,11 +58,10 @@ def _add_runs(parser: argparse.ArgumentParser, what: str, *, images: int) -> Non
 
 
 def _models_in(folders: list[Path]) -> list[Path]:
-    """The folders of trained models in and below these."""
+    """The folders of trained models in and below these; one without any stays, and is refused when it is opened."""
     from linvit.trained import MODEL
 
-    found = [folder for given in folders for folder in (path.parent for path in sorted(given.rglob(MODEL)))]
-    return found or folders
+    return [folder for given in folders for folder in [path.parent for path in sorted(given.rglob(MODEL))] or [given]]
 
 
 COMMANDS = (
