@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from linvit.cli.command import Command, add_config, add_data, add_out, configured_places, positive
 
@@ -53,7 +54,7 @@ def _add_runs(parser: argparse.ArgumentParser, what: str, *, images: int) -> Non
     parser.add_argument("--images", type=positive, metavar="N", default=images, help=f"of the test; default: {images}")
 
 
-def _where(options: argparse.Namespace) -> dict[str, Path]:
+def _where(options: argparse.Namespace) -> dict[str, Any]:
     places = configured_places(options.config)
     return {
         "sources_folder": options.sources or places.results / "sources",
