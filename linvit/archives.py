@@ -68,7 +68,10 @@ def check_zip(path: Path) -> None:
         if size > path.stat().st_size:
             raise ValueError(f"its records unpack to {size:,} bytes, more than the {path.stat().st_size:,} of the file")
         if damaged := archive.testzip():
-            raise ValueError(f"the checksum of its record {damaged!r} does not hold")
+            raise ValueError(
+                f"the checksum of its record {damaged!r} does not hold: it is damaged, or was saved without checksums "
+                "(torch.serialization.set_crc32_options(False)); save it with them"
+            )
 
 
 def _check_header(file: IO[bytes], size: int) -> None:

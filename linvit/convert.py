@@ -51,6 +51,7 @@ def convert(
     Raises:
         UserError: one line with what does not fit.
     """
+    _check_folder(Path(source), folder)
     if init.distill:
         raise ConfigError(
             f"init {init.name!r} distils while it trains, and nothing is trained here; convert with the init that it "
@@ -79,7 +80,9 @@ def export(run: Path, folder: Path) -> VisionTransformer:
 
     Raises:
         ModelError: the run has no model, or a damaged one.
+        ConfigError: the folder to write is a run's.
     """
+    _check_folder(run, folder)
     spec, model = load_model(run / MODEL)
     register()
     args = {
@@ -105,6 +108,15 @@ def export(run: Path, folder: Path) -> VisionTransformer:
     exported.load_state_dict(model.state_dict())
     save(exported, folder, args, {"spec": json.loads(spec.to_json()), "version": __version__})
     return exported.eval()
+
+
+def _check_folder(source: Path, folder: Path) -> None:
+    """Weights that were expensive are not written over: neither the source's nor a run's."""
+    written = folder.resolve()
+    if source.exists() and source.resolve() in (written, written / MODEL):
+        raise ConfigError(f"{folder}: would be written over its own source, {source}; allowed: another folder")
+    if (folder / "spec.json").exists():
+        raise ConfigError(f"{folder}: is a run's folder, whose model would be lost; allowed: another folder")
 
 
 def _student_args(

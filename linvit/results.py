@@ -184,10 +184,7 @@ def collect(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None 
     Raises:
         ResultsError: a file is missing, of other settings, or two files hold the same run; or all are damaged.
     """
-    found, left_out = _metrics_of(paths, expected)
-    runs = pd.DataFrame([_row(metrics) for metrics in found], columns=list(DTYPES)).astype(DTYPES)
-    _warn_of_commits(runs)
-    return incomplete.mark(runs.sort_values("run", ignore_index=True), left_out)
+    return _runs_of(*_metrics_of(paths, expected))
 
 
 def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None) -> pd.DataFrame:
@@ -195,10 +192,15 @@ def collect_history(paths: Iterable[str | Path], expected: Mapping[str, RunSpec]
 
     Arguments and errors are those of `collect`; runs that were not trained have no rows.
     """
-    found, _ = _metrics_of(paths, expected)
-    rows = [(metrics.name, *row) for metrics in found for row in _epochs(metrics)]
-    history = pd.DataFrame(rows, columns=list(HISTORY_DTYPES)).astype(HISTORY_DTYPES)
-    return history.sort_values(["run", "epoch"], ignore_index=True)
+    return _history_of(*_metrics_of(paths, expected))
+
+
+def collect_with_history(
+    paths: Iterable[str | Path], expected: Mapping[str, RunSpec] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What `collect` and `collect_history` give, of files that are read, and warned of, once."""
+    found, left_out = _metrics_of(paths, expected)
+    return _runs_of(found, left_out), _history_of(found, left_out)
 
 
 def collect_ood(paths: Iterable[str | Path], expected: Mapping[str, Evaluation] | None = None) -> pd.DataFrame:
@@ -268,7 +270,7 @@ def read_frame(csv: str | Path, dtypes: Mapping[str, str], *, gaps: bool = False
 
 
 def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:
-    """Write a frame of `collect` or `collect_ood`; what it lacks has rows of its own at the end."""
+    """Write a frame of `collect`, `collect_history` or `collect_ood`; what it lacks has rows of its own at the end."""
     write_text(csv, incomplete.to_csv(runs))
 
 
@@ -382,6 +384,18 @@ def _metrics_of(
     if not read:
         raise ResultsError("no metrics files to collect")
     return [metrics for _, metrics in found], left_out
+
+
+def _runs_of(found: Sequence[_Metrics], left_out: Mapping[str, str]) -> pd.DataFrame:
+    runs = pd.DataFrame([_row(metrics) for metrics in found], columns=list(DTYPES)).astype(DTYPES)
+    _warn_of_commits(runs)
+    return incomplete.mark(runs.sort_values("run", ignore_index=True), left_out)
+
+
+def _history_of(found: Sequence[_Metrics], left_out: Mapping[str, str]) -> pd.DataFrame:
+    rows = [(metrics.name, *row) for metrics in found for row in _epochs(metrics)]
+    history = pd.DataFrame(rows, columns=list(HISTORY_DTYPES)).astype(HISTORY_DTYPES)
+    return incomplete.mark(history.sort_values(["run", "epoch"], ignore_index=True), left_out)
 
 
 def _epochs(metrics: _Metrics) -> Iterator[tuple]:

@@ -136,12 +136,15 @@ def load(folder: Path) -> Weights:
         raise SourceError(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
-    # The weights say the same of themselves, and that is among the bytes that the checksum is of.
-    if found != expected or _metadata(folder / WEIGHTS).get("provenance") != manifest:
+    again = "delete both, and Snakemake prepares them again"
+    if found != expected:
         raise SourceError(
-            f"{folder / WEIGHTS}: is not what {folder / MANIFEST} says (sha256 is {found}, expected {expected}); "
-            "delete both, and Snakemake prepares them again"
+            f"{folder / WEIGHTS}: is not what {folder / MANIFEST} says "
+            f"(sha256 is {found}, expected {expected}); {again}"
         )
+    # The weights say the same of themselves, and that is among the bytes that the checksum is of.
+    if _metadata(folder / WEIGHTS).get("provenance") != manifest:
+        raise SourceError(f"{folder / MANIFEST}: is not what {folder / WEIGHTS} says of itself; {again}")
     return Weights(load_file(folder / WEIGHTS), grid_size, statistics)
 
 

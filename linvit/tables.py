@@ -78,6 +78,8 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
     """Write `top1` and those of the paper's tables that the runs can fill, as csv, Markdown, HTML and LaTeX; and
     `runs.html`, a line per run.
 
+    Where results are left out, the csv files have a column `left_out` with their number, the same in every row.
+
     Args:
         ood: Out-of-distribution results, which Table 2 is made of.
 
@@ -103,7 +105,8 @@ def write_tables(runs: pd.DataFrame, folder: str | Path, ood: pd.DataFrame | Non
 def _write(
     path: Path, numbers: pd.DataFrame, sections: list["_Section"], left_out: Mapping[str, str], *heading: str
 ) -> None:
-    write_text(path.with_suffix(".csv"), numbers.to_csv(index=False, lineterminator="\n"))
+    told = numbers.assign(**{incomplete.COLUMN: len(left_out)}) if left_out else numbers
+    write_text(path.with_suffix(".csv"), told.to_csv(index=False, lineterminator="\n"))
     sections = [replace(section, left_out=incomplete.in_short(left_out)) for section in sections]
     note = incomplete.note(left_out)
     text = "\n".join([*heading, *([note] if note else []), *map(_markdown, sections)])

@@ -43,7 +43,7 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         ModelError: the file is missing or damaged, or the operator's code has changed its parameters since.
     """
     if not path.is_file():
-        raise ModelError(f"{path}: not found; delete metrics.json beside it, and Snakemake trains the run again")
+        raise ModelError(_why_missing(path))
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
@@ -58,6 +58,14 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         reason = shorten(reason_of(error), 200, placeholder=" ...")
         raise ModelError(f"{path}: not a trained model that this code can read: {reason}") from error
     return spec, model
+
+
+def _why_missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"{path.parent}: no such folder"
+    if (path.parent / "metrics.json").exists():
+        return f"{path}: not found; delete metrics.json beside it, and Snakemake trains the run again"
+    return f"{path}: not found; allowed: the folder of a finished run, or one that linvit convert wrote"
 
 
 def _digest(spec: str, state: Mapping[str, Tensor]) -> str:

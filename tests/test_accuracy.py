@@ -113,9 +113,16 @@ def test_a_split_of_another_data_set_is_refused(tmp_path):
 
 
 def test_a_deleted_model_is_told_with_what_to_do(tmp_path):
-    with pytest.raises(ModelError, match=r"run/model.safetensors: not found; delete metrics.json beside it") as caught:
-        accuracy_of(tmp_path / "run", dataset("x.npz"), data_root=tmp_path)
-    one_line(caught.value)
+    run = tmp_path / "run"
+    for make, told in (
+        (lambda: None, "run: no such folder$"),
+        (run.mkdir, "run/model.safetensors: not found; allowed: the folder of a finished run"),
+        ((run / "metrics.json").touch, "run/model.safetensors: not found; delete metrics.json beside it"),
+    ):
+        make()
+        with pytest.raises(ModelError, match=told) as caught:
+            accuracy_of(run, dataset("x.npz"), data_root=tmp_path)
+        one_line(caught.value)
 
 
 def test_a_model_comes_back_with_its_spec_and_every_parameter(tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import yaml
 from test_cli import refusal
-from tiny import SIZE, changed, spec, store_source, write_npz
+from tiny import CONFIG, SIZE, changed, spec, store_source, write_npz
 
 from linvit.blocks import BlocksError, block_errors, maps_beside, relative_errors, shown_images
 from linvit.cli import main
@@ -117,5 +118,11 @@ def test_the_commands_measure_and_draw(study, capsys):
     runs = [str(folder("inline", "fullcopy")), str(folder("ttt", "copy"))]
     assert main(["maps", *runs, "--data", ".", "--images", "2", "--out", "maps.png", "maps.pdf"]) == 0
     assert all(Path(name).stat().st_size > 1000 for name in ("blocks.png", "maps.png", "maps.pdf"))
-    assert "nosuch/model.safetensors: not found" in refusal(capsys, "maps", "nosuch", "--out", "maps.png")
-    assert "nosuch/model.safetensors: not found" in refusal(capsys, "blocks", "nosuch", "--out", "blocks.csv")
+    config = yaml.safe_load(CONFIG.read_text()) | {"data": "."}
+    Path("config.yaml").write_text(yaml.safe_dump(config | {"results": "elsewhere"}))
+    line = refusal(capsys, "maps", *runs, "--out", "maps.png")
+    assert "elsewhere/sources/" in line
+    Path("other.yaml").write_text(yaml.safe_dump(config))
+    assert main(["maps", *runs, "--config", "other.yaml", "--images", "1", "--out", "configured.png"]) == 0
+    assert "nosuch: no such folder" in refusal(capsys, "maps", "nosuch", "--out", "maps.png")
+    assert "nosuch: no such folder" in refusal(capsys, "blocks", runs[0], "nosuch", "--out", "blocks.csv")

@@ -289,6 +289,8 @@ def test_a_missing_source_is_told_in_one_line(folder, capsys):
 
 def test_a_run_without_a_model_is_told_in_one_line(folder, capsys):
     further = dataset(folder / "bands.npz", test_of="bands", train_size=None).model_dump_json(exclude_defaults=True)
+    assert "run: no such folder" in refusal(capsys, "evaluate", "run", further, "--out", "out.json")
+    (folder / "run").mkdir()
     assert "run/model.safetensors" in refusal(capsys, "evaluate", "run", further, "--out", "out.json")
     assert not (folder / "out.json").exists()
 

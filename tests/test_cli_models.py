@@ -61,8 +61,10 @@ def test_a_run_is_converted_as_it_is_and_evaluates_as_it_did(folder, capsys):
     for model in (f"results/runs/{RUN}", "mine"):
         assert main(["evaluate", model, "bands"]) == 0
         assert f" on bands: top-1 {metrics['top1']:.2f} %" in capsys.readouterr().out
-    line = refusal(capsys, "convert", f"results/runs/{RUN}", "--variant", "relu", "--out", "other")
-    assert "leave out --variant" in line
+    unused = ["--variant", "relu", "--init", "copy", "--num-classes", "3", "--seed", "0", "--model-kwargs", "depth=2"]
+    line = refusal(capsys, "convert", f"results/runs/{RUN}", *unused, "--out", "other")
+    assert line.endswith("leave out --variant, --init, --num-classes, --seed, --model-kwargs")
+    assert "its own source" in refusal(capsys, "convert", f"results/runs/{RUN}", "--out", f"results/runs/{RUN}/.")
 
 
 def test_a_run_is_trained_by_its_name_in_its_studys_places(folder, monkeypatch):

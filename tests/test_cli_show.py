@@ -37,6 +37,7 @@ def test_lines_tell_what_sets_an_entry_apart(capsys):
         ("datasets", "pets", "37 classes     3,680 + 3,669 images       by transfer-long"),
         ("datasets", "imagenet-a", "out of distribution for imagenet"),
         ("recipes", "imagenet-base", "300 epochs (50 of warm-up)   batches of 4,096  lr 0.002  drop_path 0.1"),
+        ("recipes", "fashion-quick", "2 epochs of align before"),
         ("grids", "demo", "11 runs     1 dataset, 1 size, 3 variants, 6 inits, 1 seed"),
     ):
         (line,) = (line for line in shown(capsys, table).splitlines() if line.split()[0] == name)

@@ -227,6 +227,22 @@ def test_a_second_conversion_is_refused(tmp_path):
     assert "linearised already" in refused(str(tmp_path / "out"), tmp_path / "again", **RELU)
 
 
+def test_neither_a_source_nor_a_run_is_written_over(tmp_path):
+    teacher = tmp_path / "teacher"
+    source(teacher)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "spec.json").write_text("{}")
+    before = (teacher / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(teacher)
+    for folder in (teacher, tmp_path / "link", run / "../teacher"):
+        assert "over its own source" in refused(str(teacher), folder, **RELU)
+    assert "over its own source" in refused(str(teacher / "model.safetensors"), teacher, architecture=DEIT, **RELU)
+    assert "is a run's folder" in refused(str(teacher), run, **RELU)
+    assert (teacher / "model.safetensors").read_bytes() == before
+    assert [path.name for path in run.iterdir()] == ["spec.json"]
+
+
 STRANGE = {
     "no JSON": "{",
     "nothing in it": "{}",

@@ -10,11 +10,12 @@ from fakes import CONFIG, frame, metrics, plausible, run, write_metrics
 
 from linvit import incomplete
 from linvit.claims import claims_text
+from linvit.cli import main
 from linvit.config import load_study
-from linvit.figures import FIGURES
+from linvit.figures import FIGURES, draw
 from linvit.files import write_sealed
 from linvit.grid import expand
-from linvit.results import ResultsError, collect, read_runs, write_runs
+from linvit.results import ResultsError, collect, collect_history, read_history, read_runs, write_runs
 from linvit.tables import write_tables
 
 GONE = "fashion-1k/mini/relu/copy/fashion/seed0"
@@ -68,6 +69,28 @@ def test_what_is_left_out_stands_in_the_tables_file_and_is_read_again(paths, dam
     assert [row["run"] for row in rows if not row["top1"]] == [GONE]
 
 
+def test_a_table_of_histories_tells_whose_is_left_out(paths, damaged, tmp_path):
+    history = collect_history(paths)
+    write_runs(history, tmp_path / "history.csv")
+    found = read_history(tmp_path / "history.csv")
+    pd.testing.assert_frame_equal(found, history)
+    assert list(incomplete.left_out(found)) == list(incomplete.left_out(history)) == [GONE]
+
+
+def test_the_figure_of_throughput_says_that_it_is_incomplete(paths, damaged, tmp_path):
+    write_runs(collect(paths), tmp_path / "runs.csv")
+    assert draw("throughput", tmp_path / "runs.csv").get_supxlabel().startswith(f"{SENTENCE}\n")
+
+
+def test_a_report_counts_the_runs_that_it_shows_and_warns_of_the_others_once(paths, damaged, tmp_path, capsys, caplog):
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    told, left_out, *_ = capsys.readouterr().out.splitlines()
+    assert told.endswith(f": {len(paths) - 1} runs of {tmp_path / 'runs'}")
+    assert left_out.startswith(SENTENCE)
+    assert caplog.text.count("LEFT OUT") == 1
+    assert list(incomplete.left_out(read_history(tmp_path / "report/history.csv"))) == [GONE]
+
+
 def test_a_table_of_before_that_column_is_read_as_it_is(tmp_path):
     runs = frame([run("copy"), run("random")])
     runs.to_csv(tmp_path / "runs.csv", index=False)
@@ -83,6 +106,7 @@ def test_tables_claims_and_figures_say_that_they_are_incomplete(paths, damaged, 
         assert SENTENCE in text
         assert str(damaged) in text
     assert SENTENCE in (tmp_path / "top1.tex").read_text()
+    assert set(pd.read_csv(tmp_path / "top1.csv")["left_out"]) == {1}
     claims = claims_text(runs)
     assert SENTENCE in claims
     assert str(damaged) in claims
@@ -94,6 +118,7 @@ def test_whole_tables_claims_and_figures_say_nothing_of_it(paths, tmp_path):
     runs = collect(paths)
     write_tables(runs, tmp_path)
     files = [path.read_text() for path in tmp_path.glob("*.*")]
+    assert "left_out" not in pd.read_csv(tmp_path / "top1.csv")
     assert not any("INCOMPLETE" in text for text in (*files, claims_text(runs)))
     assert "INCOMPLETE" not in FIGURES["fig4"](runs).get_supxlabel()
 

@@ -340,6 +340,16 @@ def test_tampered_weights_are_detected_on_load(tmp_path):
     assert str(path) in one_line(caught.value)
 
 
+def test_an_edited_manifest_is_told_apart_from_tampered_weights(tmp_path):
+    prepared = store_source(tmp_path)
+    path = tmp_path / prepared.folder / MANIFEST
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"name": "other"}))
+    with pytest.raises(SourceError, match=r"source.json: is not what .*weights.safetensors says of itself") as caught:
+        load(tmp_path / prepared.folder)
+    assert "sha256" not in one_line(caught.value)
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, MANIFEST])
 def test_a_source_that_is_not_there_is_told_in_one_line_with_the_remedy(tmp_path, name):
     prepared = store_source(tmp_path)

@@ -266,6 +266,18 @@ def test_a_byte_that_torch_would_not_miss_is(tmp_path):
         checkpoints.read(path)
 
 
+def test_a_file_that_was_saved_without_checksums_is_refused_with_the_reason(tmp_path):
+    path = tmp_path / "published.pth"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"pos_embed": torch.zeros(1000)}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.raises(checkpoints.CheckpointError, match="or was saved without checksums") as caught:
+        checkpoints.read(path)
+    assert "set_crc32_options(False)" in one_line(caught.value)
+
+
 def test_what_torch_writes_is_read(tmp_path):
     weights = softmax_weights()
     torch.save({"model": weights}, tmp_path / "published.pth")

@@ -188,8 +188,17 @@ def part_and_places(
     if argument.lstrip().startswith("{") or Path(argument).is_file() or not config.exists():
         return _read(kind, argument), Places()
     study = load_study(config)
+    return find(study, argument), _places_of(study)
+
+
+def configured_places(config: Path) -> Places:
+    """Those of the configuration; the usual ones where none lies here."""
+    return _places_of(load_study(config)) if config != CONFIG or config.exists() else Places()
+
+
+def _places_of(study: Study) -> Places:
     results = Path(study.results)
-    return find(study, argument), Places(results, Path(study.data), results / "data", study.download)
+    return Places(results, Path(study.data), results / "data", study.download)
 
 
 def dataset_and_places(options: argparse.Namespace) -> tuple[Dataset, Places]:

@@ -27,6 +27,9 @@ from linvit.grid import RunSpec, expand
 
 log = logging.getLogger("linvit")
 
+OF_CONVERSIONS = ("variant", "init", "blocks", "num_classes", "seed", "model", "model_kwargs")
+"""Options of a conversion that the model of a run, written as it is, has no use for."""
+
 
 def convert(options: argparse.Namespace) -> None:
     """Make a linear ViT of a Softmax one, as a folder that timm opens.
@@ -40,14 +43,14 @@ def convert(options: argparse.Namespace) -> None:
 
     source = Path(options.source)
     if is_run(source):
-        if options.variant or options.blocks or options.model:
-            raise ConfigError(f"{source}: a run's model is written as it is; leave out --variant, --blocks and --model")
+        if given := [f"--{name.replace('_', '-')}" for name in OF_CONVERSIONS if getattr(options, name) is not None]:
+            raise ConfigError(f"{source}: a run's model is written as it is; leave out {', '.join(given)}")
         model, copied = export(source, options.out), "all"
     elif not options.variant:
         raise ConfigError(f"--variant: missing; allowed: {', '.join(parts_of('variants', options.config))}")
     else:
         variant = named(parts_of("variants", options.config), options.variant, "variant")
-        init = named(parts_of("inits", options.config), options.init, "init")
+        init = named(parts_of("inits", options.config), options.init or "fullcopy", "init")
         copied = ", ".join(init.copied) or "nothing"
         model = convert_model(
             options.source,
@@ -58,7 +61,7 @@ def convert(options: argparse.Namespace) -> None:
             architecture=options.model,
             model_kwargs=dict(options.model_kwargs or ()),
             num_classes=options.num_classes,
-            seed=options.seed,
+            seed=options.seed or 0,
         )
     print(f"{options.out}: {_told(model)}; copied: {copied}")
 
@@ -66,10 +69,10 @@ def convert(options: argparse.Namespace) -> None:
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a name in timm, a folder or a file")
     parser.add_argument("--variant", metavar="NAME", help="attention operator: linvit show variants")
-    parser.add_argument("--init", metavar="NAME", default="fullcopy", help="linvit show inits; default: fullcopy")
+    parser.add_argument("--init", metavar="NAME", help="linvit show inits; default: fullcopy")
     parser.add_argument("--blocks", type=int, nargs="+", metavar="I", help="linearise these alone, -1 the last")
     parser.add_argument("--num-classes", type=positive, metavar="N", help="default: the source's")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is not copied; default: 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="of what is not copied; default: 0")
     parser.add_argument("--model", metavar="NAME", help="timm's architecture of a file")
     parser.add_argument("--model-kwargs", type=_assignment, nargs="+", metavar="K=V", help="timm's, as img_size=384")
     add_config(parser)

@@ -2,8 +2,9 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from linvit.cli.command import Command, add_out, positive
+from linvit.cli.command import Command, add_config, add_data, add_out, configured_places, positive
 
 
 def blocks(options: argparse.Namespace) -> None:
@@ -16,9 +17,7 @@ def blocks(options: argparse.Namespace) -> None:
     from linvit import results
     from linvit.blocks import block_errors
 
-    found = block_errors(
-        _models_in(options.runs), sources_folder=options.sources, data_root=options.data, images=options.images
-    )
+    found = block_errors(_models_in(options.runs), images=options.images, **_where(options))
     results.write_runs(pd.DataFrame(found, columns=list(results.BLOCK_DTYPES)), options.out)
 
 
@@ -36,8 +35,7 @@ def maps(options: argparse.Namespace) -> None:
     from linvit.figures import save
     from linvit.figures.maps import maps as draw
 
-    where = {"sources_folder": options.sources, "data_root": options.data}
-    drawn = draw(maps_beside(options.runs, images=options.images, blocks=options.blocks, **where))
+    drawn = draw(maps_beside(options.runs, images=options.images, blocks=options.blocks, **_where(options)))
     for path in options.out:
         save(drawn, path)
 
@@ -50,19 +48,25 @@ def _maps_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_runs(parser: argparse.ArgumentParser, what: str, *, images: int) -> None:
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help=what)
-    parser.add_argument("--data", type=Path, metavar="DIR", default=Path("data"), help="folder of the data sets")
-    parser.add_argument(
-        "--sources", type=Path, metavar="DIR", default=Path("results/sources"), help="folder of prepared sources"
-    )
+    add_config(parser)
+    add_data(parser)
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="prepared sources; default: as configured")
     parser.add_argument("--images", type=positive, metavar="N", default=images, help=f"of the test; default: {images}")
 
 
+def _where(options: argparse.Namespace) -> dict[str, Any]:
+    places = configured_places(options.config)
+    return {
+        "sources_folder": options.sources or places.results / "sources",
+        "data_root": options.data or places.data,
+    }
+
+
 def _models_in(folders: list[Path]) -> list[Path]:
-    """The folders of trained models in and below these."""
+    """The folders of trained models in and below these; one without any stays, and is refused when it is opened."""
     from linvit.trained import MODEL
 
-    found = [folder for given in folders for folder in (path.parent for path in sorted(given.rglob(MODEL)))]
-    return found or folders
+    return [folder for given in folders for folder in [path.parent for path in sorted(given.rglob(MODEL))] or [given]]
 
 
 COMMANDS = (

@@ -34,7 +34,7 @@ def report(options: argparse.Namespace) -> None:
     RUNS is a folder of runs or a table of them (csv); by default the finished runs of a grid. What they cannot fill is
     told with what it needs. Nothing is trained or evaluated.
     """
-    from linvit import results
+    from linvit import incomplete, results
 
     found = _of_grid(options) if options.runs is None else _of_path(options.runs)
     results.write_runs(found.runs, options.out / "runs.csv")
@@ -44,6 +44,8 @@ def report(options: argparse.Namespace) -> None:
     written = [*_tables(found, options.out), *_figures(found, options.out)]
     untestable = _claims(found, options.out)
     print(f"{options.out}: {found.told}")
+    if left_out := incomplete.left_out(found.runs, found.ood):
+        print(incomplete.in_short(left_out))
     print(f"written: {', '.join(['runs', *written, 'claims'])}")
     for name in SECTIONS:
         if name not in written:
@@ -71,12 +73,9 @@ def _of_grid(options: argparse.Namespace) -> Found:
             f"snakemake --profile workflow/profiles/local --config grid={grid} makes them"
         )
     ood = _existing(folder / f"{name}.json" for name in evaluated)
-    return Found(
-        results.collect(metrics, runs),
-        results.collect_history(metrics, runs),
-        results.collect_ood(ood, evaluated) if ood else None,
-        f"{len(metrics):,} of the {len(runs):,} runs of grid {grid}",
-    )
+    found, history = results.collect_with_history(metrics, runs)
+    told = f"{len(found):,} of the {len(runs):,} runs of grid {grid}"
+    return Found(found, history, results.collect_ood(ood, evaluated) if ood else None, told)
 
 
 def _of_path(path: Path) -> Found:
@@ -93,9 +92,8 @@ def _of_path(path: Path) -> Found:
     metrics, ood = sorted(path.rglob("metrics.json")), sorted(path.rglob("ood/*.json"))
     if not metrics:
         raise ConfigError(f"{path}: no finished runs there, which metrics.json tells of; allowed: such as results/runs")
-    told = f"{len(metrics):,} runs of {path}"
-    evaluated = results.collect_ood(ood) if ood else None
-    return Found(results.collect(metrics), results.collect_history(metrics), evaluated, told)
+    runs, history = results.collect_with_history(metrics)
+    return Found(runs, history, results.collect_ood(ood) if ood else None, f"{len(runs):,} runs of {path}")
 
 
 def _existing(paths: Iterable[Path]) -> list[Path]:

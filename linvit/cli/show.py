@@ -111,7 +111,9 @@ def _extras(recipe: Recipe) -> str:
     """What it has beyond the paper's own recipe."""
     keys = ("drop_path", "auto_augment", "mixup", "cutmix", "random_erasing", "compile", "grad_checkpointing")
     values = {key: getattr(recipe, key) for key in keys}
-    return ", ".join(key if value is True else f"{key} {value}" for key, value in values.items() if value)
+    told = [key if value is True else f"{key} {value}" for key, value in values.items() if value]
+    align = [f"{recipe.align.epochs} epochs of align before"] if recipe.align else []
+    return ", ".join([*align, *told])
 
 
 def _grid(blocks: tuple[Block, ...], runs: int) -> tuple[str, ...]:

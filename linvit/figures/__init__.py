@@ -19,7 +19,7 @@ from linvit.figures.sizes import fig2
 from linvit.figures.style import ALARM, save
 from linvit.figures.throughput import throughput
 from linvit.figures.weights import fig5
-from linvit.rates import read_rates
+from linvit.rates import Rates, read_rates
 from linvit.results import read_history, read_runs
 
 
@@ -27,7 +27,7 @@ def _marked(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """The same figure, with a note that says so first where results are left out of its runs."""
 
     @wraps(draw)
-    def drawn(runs: pd.DataFrame, *tables: pd.DataFrame, **choice: str) -> Figure:
+    def drawn(runs: pd.DataFrame, *tables: pd.DataFrame | Rates | None, **choice: str | None) -> Figure:
         figure = draw(runs, *tables, **choice)
         if left_out := incomplete.left_out(runs):
             note = f"{incomplete.in_short(left_out)}\n{figure.get_supxlabel()}"
@@ -72,7 +72,7 @@ def draw(
     if name == "blocks":
         return blocks(read_blocks(table), source=source)
     if name == "throughput":
-        return throughput(read_runs(table), read_rates(rates) if rates else None, source=source)
+        return _marked(throughput)(read_runs(table), read_rates(rates) if rates else None, source=source)
     if history is None:
         raise ConfigError(f"figure {name!r} also needs a table of histories (linvit collect --history): --history")
     return HISTORY_FIGURES[name](read_runs(table), read_history(history), source=source)

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
 from linvit.figures.curves import handles_of, lines_of, look_of, measure_panels
-from linvit.figures.style import STYLE, finish, note_of, of_one_source, rows_of, runs_of, students
+from linvit.figures.style import LEVEL, STYLE, finish, mean_curve, note_of, of_one_source, rows_of, runs_of, students
 from linvit.report import SHOWN_STARTS
 from linvit.results import BLOCK_DTYPES, VARIANTS, default_runs, in_order, read_frame
 
 WHEN = {"before": False, "after": True}
-LEVEL = {"color": "#777777", "linewidth": 0.7, "linestyle": ":"}
 NOTE = "Mean-squared error of attention outputs, over the mean square of the source's (dotted: of zeros)."
 
 
@@ -53,11 +52,8 @@ def _panel(ax: Axes, panel: pd.DataFrame) -> None:
     for number, (start, distill) in enumerate(lines):
         of_line = panel[(panel["start"] == start) & (panel["distill"] == distill)]
         by_block = of_line.groupby("block")["error"].agg(["mean", "std"])
-        look = look_of(start, distill)
         x = by_block.index + 0.05 * (number - (len(lines) - 1) / 2)  # none hides another
-        ax.plot(x, by_block["mean"], **look, marker="o", markersize=2.5)
-        low, high = by_block["mean"] - by_block["std"], by_block["mean"] + by_block["std"]
-        ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        mean_curve(ax, x, by_block, look_of(start, distill), marker="o", markersize=2.5)
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))

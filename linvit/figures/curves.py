@@ -16,6 +16,7 @@ from linvit.figures.style import (
     STYLE,
     Row,
     finish,
+    mean_curve,
     name_of,
     note_of,
     of_one_source,
@@ -120,6 +121,4 @@ def measure_panels(
 def _mean_curve(ax: Axes, runs: pd.DataFrame, measure: str, look: dict[str, Any]) -> None:
     by_epoch = runs.groupby("epoch")[measure].agg(["mean", "std"])
     marker = {"marker": "o", "markersize": 2.5} if 0 < len(by_epoch) <= 15 else {}
-    ax.plot(by_epoch.index, by_epoch["mean"], **look, **marker)
-    low, high = by_epoch["mean"] - by_epoch["std"], by_epoch["mean"] + by_epoch["std"]
-    ax.fill_between(by_epoch.index, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    mean_curve(ax, by_epoch.index, by_epoch, look, **marker)

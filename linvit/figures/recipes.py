@@ -5,13 +5,22 @@ from itertools import cycle
 import pandas as pd
 import seaborn as sns
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from linvit.figures.curves import by_images, trained
-from linvit.figures.style import STYLE, finish, note_of, of_one_source, panels, reference_line, rows_of, runs_of
+from linvit.figures.style import (
+    STYLE,
+    finish,
+    mean_curve,
+    note_of,
+    of_one_source,
+    panels,
+    reference_line,
+    rows_of,
+    runs_of,
+)
 from linvit.results import DATASETS, VARIANTS, default_runs, in_order, label, references
 
 MARKERS = "os^Dv"
@@ -34,7 +43,8 @@ def recipes(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None
         for (row, variant), ax in axes.items():
             panel = runs_of(shown[shown["variant"] == variant], row)
             for recipe, look in looks.items():
-                _curve(ax, panel[panel["recipe"] == recipe], look)
+                of_recipe = panel[panel["recipe"] == recipe].groupby("images")["top1"].agg(["mean", "std"])
+                mean_curve(ax, of_recipe.index, of_recipe, look)
             # A line of panels is a data set and an initialisation; the reference is the data set's.
             reference_line(ax, runs_of(reference, (row[0].split("\n")[0], row[1])))
             ax.set_xscale("log")
@@ -71,10 +81,3 @@ def _looks(shown: pd.DataFrame) -> dict[str, Look]:
         name: {"color": color, "marker": marker, "markersize": 2.5, "linewidth": 1.1}
         for name, color, marker in zip(names, colors, cycle(MARKERS), strict=False)
     }
-
-
-def _curve(ax: Axes, runs: pd.DataFrame, look: Look) -> None:
-    by_images = runs.groupby("images")["top1"].agg(["mean", "std"])
-    ax.plot(by_images.index, by_images["mean"], **look)
-    low, high = by_images["mean"] - by_images["std"], by_images["mean"] + by_images["std"]
-    ax.fill_between(by_images.index, low, high, color=look["color"], alpha=0.15, linewidth=0)

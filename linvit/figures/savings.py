@@ -10,11 +10,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from linvit.figures.curves import DETAILED, by_images, handles_of, lines_of, look_of, measure_panels, trained
-from linvit.figures.style import STYLE, finish, note_of, of_one_source, rows_of, runs_of
+from linvit.figures.style import LEVEL, RANDOM, STYLE, finish, note_of, of_one_source, rows_of, runs_of
 from linvit.results import VARIANTS, default_runs, in_order, label
 
-LEVEL = {"color": "#777777", "linewidth": 0.7, "linestyle": ":"}
-RANDOM = ("random", False)
 NOTE = (
     "Rings: as accurate as Random at its end (dotted), in % of its images; lines between evaluations are straight.\n"
     "\N{LESS-THAN OR EQUAL TO}: so at the first evaluation already."

@@ -6,8 +6,9 @@ Figures are built without pyplot, so drawing one leaves no state behind. They ar
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import seaborn as sns
@@ -58,6 +59,10 @@ STYLE = sns.axes_style("whitegrid") | {
 }
 REFERENCE = {"color": COLORS["softmax"], "linestyle": "--", "linewidth": 1.0}
 ERROR_BAR = {"linestyle": "none", "elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
+LEVEL = {"color": "#777777", "linewidth": 0.7, "linestyle": ":"}
+"""A value that lines are to be seen beside."""
+RANDOM = ("random", False)
+"""The initialisation that all others are compared with, and that it is not distilled."""
 ABREAST = 3
 """Panels in a line, where they have no columns of their own."""
 
@@ -164,6 +169,13 @@ def mean_line(line: Callable, span: Callable, runs: pd.DataFrame, style: dict) -
     line(mean, **style)
     if len(runs) > 1:
         span(mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
+
+
+def mean_curve(ax: Axes, x: pd.Index, spread: pd.DataFrame, look: Mapping[str, Any], **marker: Any) -> None:
+    """Means as a line, in a band of one standard deviation to either side: the columns mean and std, a row per x."""
+    ax.plot(x, spread["mean"], **look, **marker)
+    low, high = spread["mean"] - spread["std"], spread["mean"] + spread["std"]
+    ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def ticks(ax: Axes, names: Sequence[str], *, is_empty: bool) -> None:

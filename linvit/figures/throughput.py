@@ -13,6 +13,7 @@ from linvit.figures.style import (
     AXIS,
     COLORS,
     ERROR_BAR,
+    RANDOM,
     STYLE,
     abreast,
     finish,
@@ -27,7 +28,6 @@ from linvit.report import SHOWN_STARTS
 from linvit.results import STARTS, VARIANTS, default_runs, in_order, label, references, sizes_in_order
 
 SPEED = "eval_images_per_second"
-RANDOM = ("random", False)
 DECADES = 0.55
 """That the x-axis spans at least, so that a few per cent do not look like much."""
 WIDTH = 4.6
