@@ -101,7 +101,7 @@ def test_maps_are_what_the_pooled_query_attends_to(study):
 
 def test_what_is_negative_is_green_and_is_told_where_there_is_any():
     positive = np.linspace(0.0, 1.0, 16).reshape(1, 4, 4)
-    for shown, is_signed in ((positive, False), (positive - 0.5, True)):
+    for shown, is_signed in ((positive, False), (positive - 0.4, True)):
         figure = maps(Maps(np.zeros((1, 8, 8, 1)), (1,), ("Softmax", "TTT"), ((shown,), (None,)), "old"))
         (image,) = (image for ax in figure.axes for image in ax.images if image.get_array().shape == (4, 4))
         red, green, blue = np.moveaxis(image.to_rgba(shown[0])[..., :3], -1, 0)

@@ -85,6 +85,7 @@ def _row(of_row: pd.DataFrame, axes: dict[tuple[str, str], Axes]) -> None:
     for (variant, _), ax in axes.items():
         if variant not in set(of_row["variant"]):
             say_no_runs(ax)
+            ax.grid(False)
         ax.set_xlim(0, of_row["images"].max() * 1.3)
         ax.xaxis.set_major_locator(MaxNLocator(3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
