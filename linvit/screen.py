@@ -1,7 +1,7 @@
 """A grid's status on one screen."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from tabulate import tabulate
@@ -44,7 +44,7 @@ def _headline(status: Status, counts: Counter[State]) -> str:
     return f"{head}; {at_least}{duration(left)} left, {counts['running']:,} at a time"
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _counted(counts: Counter[State]) -> str:
     rows = [(state, f"{counts[state]:,}") for state in get_args(State)]
     return tabulate(rows, tablefmt="plain", colalign=("left", "right"), disable_numparse=True)
 

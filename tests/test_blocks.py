@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,6 +15,7 @@ from linvit.blocks import BlocksError, block_errors, maps_beside, relative_error
 from linvit.cli import main
 from linvit.datasets import read
 from linvit.figures.blocks import read_blocks
+from linvit.figures.maps import Maps, maps
 from linvit.grid import RunSpec
 from linvit.maps import attention_map
 from linvit.run import build_student, build_teacher, load_weights
@@ -96,6 +98,16 @@ def test_maps_are_what_the_pooled_query_attends_to(study):
     chosen, student = load_model(folder("inline", "fullcopy") / MODEL)
     expected = attention_map(student, shown_images(chosen, 2, study)).mean(1)[:, 0, 1:].reshape(2, 4, 4)
     torch.testing.assert_close(torch.from_numpy(found.maps[1][0]), expected)
+
+
+def test_what_is_negative_is_green_and_is_told_where_there_is_any():
+    positive = np.linspace(0.0, 1.0, 16).reshape(1, 4, 4)
+    for shown, is_signed in ((positive, False), (positive - 0.4, True)):
+        figure = maps(Maps(np.zeros((1, 8, 8, 1)), (1,), ("Softmax", "TTT"), ((shown,), (None,)), "old"))
+        (image,) = (image for ax in figure.axes for image in ax.images if image.get_array().shape == (4, 4))
+        red, green, blue = np.moveaxis(image.to_rgba(shown[0])[..., :3], -1, 0)
+        assert ("Green: negative" in figure.get_supxlabel()) == is_signed
+        np.testing.assert_array_equal(green - np.maximum(red, blue) > 0.05, shown[0] < 0)
 
 
 def test_runs_that_cannot_stand_side_by_side_are_refused(study):

@@ -16,7 +16,7 @@ from linvit.figures.blocks import blocks
 from linvit.figures.curves import curves
 from linvit.figures.recipes import recipes
 from linvit.figures.savings import Crossing, crossing, savings
-from linvit.figures.style import COLORS
+from linvit.figures.style import COLORS, log_ticks
 from linvit.figures.throughput import SPEED, throughput, with_speed
 from linvit.grid import expand
 from linvit.report import BY_HAND, history_figures_of
@@ -69,6 +69,34 @@ def test_many_data_sets_show_accuracies_alone():
     runs = frame([run("random", dataset=name) for name in ("pets", "stl10", "cifar10")])
     figure = curves(runs, history(runs, {"random": [1.0, 2.0, 3.0]}))
     assert [ax.get_ylabel() for ax in figure.axes] == ["CIFAR-10", "STL-10", "Oxford-IIIT Pets"]
+
+
+def test_an_operator_that_a_data_set_lacks_has_no_runs_on_its_neighbours_axes():
+    rows = [run(init, variant=variant) for init in ("random", "copy") for variant in ("relu", "ttt")]
+    runs = frame([*rows, *(run(init, dataset="cifar10") for init in ("random", "copy"))])
+    found = history(runs, {"random": [10.0, float("nan"), 30.0], "copy": [20.0, float("nan"), 40.0]})
+    for figure in (curves(runs, found), savings(runs, found)):
+        relu, ttt = figure.axes[::2], figure.axes[1::2]
+        assert ["no runs" in texts(ax) for ax in ttt] == [True, True, False, False]
+        assert not any("no runs" in texts(ax) for ax in relu)
+        assert [list(ax.get_xticks()) for ax in ttt] == [list(ax.get_xticks()) for ax in relu]
+
+
+def test_loss_and_accuracy_are_on_the_same_epochs():
+    runs = frame([run("random", dataset=name) for name in ("pets", "cifar10")])
+    found = history(runs, {"random": [float("nan")] * 14 + [10.0] + [float("nan")] * 14 + [30.0]})
+    loss, top1, *_ = curves(runs, found).axes
+    assert loss.get_xlim() == top1.get_xlim()
+    assert list(loss.get_xticks()) == list(top1.get_xticks())
+    assert loss.get_xlim()[0] < 1
+
+
+@pytest.mark.parametrize("low", [1e-9, 1e-3, 0.02, 0.19, 0.37, 0.7, 0.97])
+@pytest.mark.parametrize("decades", [0.05, 0.3, 0.41, 0.8, 1.05, 1.2, 3.0, 5.9, 8.0])
+def test_a_log_axis_has_labels_enough_to_be_read_by(low, decades):
+    high = low * 10**decades
+    ticks = log_ticks(low, high).tick_values(low, high)
+    assert 2 <= sum(low <= tick <= high for tick in ticks) <= 12
 
 
 @pytest.mark.parametrize(
@@ -223,7 +251,28 @@ def test_throughput_shows_random_and_the_best_of_each_operator():
     assert legend(figure) == ["ReLU", "TTT", "Softmax reference", "Random", "FullCopy w/ Distill"]
 
 
+@pytest.mark.parametrize("speeds", [(3850.0, 8600.0), (700.0, 710.0), (1180.0, 830e3)])
+def test_no_operator_is_left_of_the_first_speed_that_is_told(speeds):
+    rows = [run("random", variant=name, **{SPEED: speed}) for name, speed in zip(("ttt", "relu"), speeds, strict=True)]
+    (ax,) = throughput(frame(rows)).axes
+    low, high = ax.get_xlim()
+    told = [tick for tick in ax.get_xticks() if low * 0.999 <= tick <= high]
+    assert min(told) <= min(speeds)
+    assert len(told) >= 3
+
+
 # --- blocks -----------------------------------------------------------------------------------------------
+
+
+def blocks_frame(rows: list[dict]) -> pd.DataFrame:
+    return pd.DataFrame(rows)[list(BLOCK_DTYPES)].astype(BLOCK_DTYPES)
+
+
+def test_blocks_of_an_operator_that_a_data_set_lacks_have_no_runs():
+    measured = {"trained": False, "block": 1, "error": 0.9}
+    rows = [run(dataset="cifar10") | measured, run() | measured, run(variant="ttt") | measured]
+    figure = blocks(blocks_frame(rows))
+    assert [texts(ax) for ax in figure.axes] == [[], ["no runs"], ["no runs"], ["no runs"], [], [], *[["no runs"]] * 2]
 
 
 def test_blocks_stand_beside_each_other_before_and_after_training():
@@ -233,8 +282,7 @@ def test_blocks_stand_beside_each_other_before_and_after_training():
         for trained in (False, True)
         for block in (1, 2, 3)
     ]
-    frame_of_blocks = pd.DataFrame(rows)[list(BLOCK_DTYPES)].astype(BLOCK_DTYPES)
-    figure = blocks(frame_of_blocks)
+    figure = blocks(blocks_frame(rows))
     assert [ax.get_ylabel() for ax in figure.axes] == ["before training", "after training"]
     for ax in figure.axes:
         assert drawn(ax, COLORS["random"]) == [[1.0, 2.0, 3.0]]

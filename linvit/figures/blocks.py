@@ -6,10 +6,22 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullLocator
 
 from linvit.figures.curves import handles_of, lines_of, look_of, measure_panels
-from linvit.figures.style import LEVEL, STYLE, finish, mean_curve, note_of, of_one_source, rows_of, runs_of, students
+from linvit.figures.style import (
+    LEVEL,
+    STYLE,
+    finish,
+    log_ticks,
+    mean_curve,
+    note_of,
+    of_one_source,
+    rows_of,
+    runs_of,
+    say_no_runs,
+    students,
+)
 from linvit.report import SHOWN_STARTS
 from linvit.results import BLOCK_DTYPES, VARIANTS, default_runs, in_order, read_frame
 
@@ -39,7 +51,13 @@ def blocks(errors: pd.DataFrame, source: str | None = None) -> Figure:
         figure, axes = measure_panels(rows, variants, list(WHEN), width=1.45)
         for (row, variant, when), ax in axes.items():
             panel = runs_of(shown[(shown["variant"] == variant) & (shown["trained"] == WHEN[when])], row)
-            _panel(ax, panel)
+            if panel.empty:
+                say_no_runs(ax)
+            else:
+                _panel(ax, panel)
+        for ax in axes.values():
+            if ax.lines:
+                ax.yaxis.set_major_locator(log_ticks(*ax.get_ylim()))
         for ax in figure.axes[-len(variants) :] if rows else ():
             ax.set_xlabel("Block")
         finish(figure, handles_of(shown), "Relative error", f"{NOTE}\n{note_of(shown, source)}", has_reference=False)
@@ -55,7 +73,6 @@ def _panel(ax: Axes, panel: pd.DataFrame) -> None:
         x = by_block.index + 0.05 * (number - (len(lines) - 1) / 2)  # none hides another
         mean_curve(ax, x, by_block, look_of(start, distill), marker="o", markersize=2.5)
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))

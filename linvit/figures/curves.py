@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ from linvit.figures.style import (
     rows_of,
     runs_of,
     say_empty,
+    say_no_runs,
     students,
 )
 from linvit.report import SHOWN_STARTS
@@ -53,7 +55,10 @@ def curves(runs: pd.DataFrame, history: pd.DataFrame, source: str | None = None)
         figure, axes = measure_panels(rows, variants, measures, width=1.45)
         cells = dict(tuple(shown.groupby(["dataset", "size", "variant"])))
         for (row, variant, measure), ax in axes.items():
-            panel = cells.get((*row, variant), shown[:0])
+            panel = cells.get((*row, variant))
+            if panel is None:
+                say_no_runs(ax)
+                continue
             for start, distill in lines_of(panel):
                 of_line = panel[(panel["start"] == start) & (panel["distill"] == distill)]
                 _mean_curve(ax, of_line.dropna(subset=measure), measure, look_of(start, distill))
@@ -101,14 +106,19 @@ def handles_of(shown: pd.DataFrame) -> list[Line2D]:
 def measure_panels(
     rows: Sequence[Row], variants: Sequence[str], measures: Sequence[str], *, width: float, low: float = 1.0
 ) -> tuple[Figure, dict[tuple[Row, str, str], Axes]]:
-    """For each row a line of panels per measure, a column per operator; many lines are `low` inches high."""
+    """For each row a line of panels per measure, a column per operator; many lines are `low` inches high.
+
+    The panels of a row have one x-axis.
+    """
     lines = [(row, measure) for row in rows for measure in measures]
     shape = max(len(lines), 1), max(len(variants), 1)
     size = max(0.7 + width * shape[1], 3.4), 1.1 + (1.5 if len(lines) <= 4 else low) * shape[0]
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(*shape, sharex="col" if len(rows) <= 1 else False, sharey="row", squeeze=False)
+    axes = figure.subplots(*shape, sharey="row", squeeze=False)
     if not lines:
         say_empty(axes[0, 0])
+    for top in range(0, len(lines), len(measures)):
+        _share_x(axes[top : top + len(measures)])
     for ax, variant in zip(axes[0], variants, strict=False):
         ax.set_title(VARIANTS.get(variant, variant))
     for ax, (row, measure) in zip(axes[:, 0], lines, strict=False):
@@ -116,6 +126,15 @@ def measure_panels(
         ax.set_ylabel("\n".join(filter(None, (name, Y_LABELS[measure] if len(measures) > 1 else ""))))
     found = {(*line, variant): axes[i, j] for i, line in enumerate(lines) for j, variant in enumerate(variants)}
     return figure, {(row, variant, measure): ax for (row, measure, variant), ax in found.items()}
+
+
+def _share_x(axes: np.ndarray) -> None:
+    """One axis for all of some panels [lines, columns], told below the lowest."""
+    first, *others = axes.ravel()
+    for ax in others:
+        ax.sharex(first)
+    for ax in axes[:-1].ravel():
+        ax.tick_params(labelbottom=False)
 
 
 def _mean_curve(ax: Axes, runs: pd.DataFrame, measure: str, look: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """Attention maps of a source and of students, side by side."""
 
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure, SubFigure
 
 from linvit.figures.style import INK, NOTE, STYLE
@@ -14,8 +16,12 @@ SIDE = 0.72
 """Inches of a panel's side."""
 MEASURE = (
     "What the class token attends to (in models without one: what patches do, on average); means over heads.\n"
-    "Each map has a scale of its own: numbers are its largest entry over the mean. Purple: negative."
+    "Each map has a scale of its own: numbers are its largest entry over the mean."
 )
+BELOW_ZERO = " Green: negative."
+MAGMA = colormaps["magma"](np.linspace(0, 1, 128))
+SIGNED = ListedColormap(np.vstack([np.linspace(to_rgba("#5fe3b0"), to_rgba("#0b3d2e"), 128), MAGMA]))
+"""Magma from zero up; green, which it lacks, below."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,14 @@ def maps(found: Maps) -> Figure:
                 for line, ax in enumerate(column):
                     of_block = of_model[number]
                     _map(ax, None if of_block is None else of_block[line])
-        figure.supxlabel(f"{MEASURE}\nSource: {found.source}", fontsize=6, color=NOTE)
+        figure.supxlabel(_note(found, figure.get_figwidth()), fontsize=6, color=NOTE)
     return figure
+
+
+def _note(found: Maps, width: float) -> str:
+    is_signed = any((shown < 0).any() for of_model in found.maps for shown in of_model if shown is not None)
+    lines = f"{MEASURE}{BELOW_ZERO if is_signed else ''}\nSource: {found.source}".splitlines()
+    return "\n".join(textwrap.fill(line, int(22 * width)) for line in lines)
 
 
 def _images(part: SubFigure, images: np.ndarray, above: str) -> None:
@@ -81,6 +93,6 @@ def _map(ax: Axes, shown: np.ndarray | None) -> None:
         ax.text(0.5, 0.5, "no map", ha="center", va="center", color="#888888", fontsize=6, transform=ax.transAxes)
         return
     peak = np.abs(shown).max()
-    scale = {"cmap": "PuOr_r", "vmin": -peak} if shown.min() < 0 else {"cmap": "magma", "vmin": 0}
+    scale = {"cmap": SIGNED, "vmin": -peak} if shown.min() < 0 else {"cmap": "magma", "vmin": 0}
     ax.imshow(shown, vmax=peak, **scale)
     ax.set_xlabel(f"\N{MULTIPLICATION SIGN}{shown.max() / shown.mean():.1f}", **LABEL)

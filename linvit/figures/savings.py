@@ -6,16 +6,16 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from linvit.figures.curves import DETAILED, by_images, handles_of, lines_of, look_of, measure_panels, trained
-from linvit.figures.style import LEVEL, RANDOM, STYLE, finish, note_of, of_one_source, rows_of, runs_of
+from linvit.figures.style import LEVEL, RANDOM, STYLE, finish, note_of, of_one_source, rows_of, runs_of, say_no_runs
 from linvit.results import VARIANTS, default_runs, in_order, label
 
 NOTE = (
-    "Rings: as accurate as Random at its end (dotted), in % of its images; lines between evaluations are straight.\n"
-    "\N{LESS-THAN OR EQUAL TO}: so at the first evaluation already."
+    "Rings: as accurate as Random at its end (dotted), in % of Random's training; "
+    "lines between evaluations are straight.\n"
+    "\N{LESS-THAN OR EQUAL TO}: at its first evaluation it was as accurate already."
 )
 
 
@@ -80,7 +80,10 @@ def _row(of_row: pd.DataFrame, axes: dict[tuple[str, str], Axes]) -> None:
         if ax := axes.get((variant, "top1")):
             _curves(ax, means, found)
         _bars(axes[variant, "needed"], lines, found, end)
-    for ax in axes.values():
+    for (variant, _), ax in axes.items():
+        if variant not in set(of_row["variant"]):
+            say_no_runs(ax)
+            ax.grid(False)
         ax.set_xlim(0, of_row["images"].max() * 1.3)
         ax.xaxis.set_major_locator(MaxNLocator(3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -124,7 +127,7 @@ def _bars(ax: Axes, lines: list[tuple[str, bool]], found: dict[tuple[str, bool],
 
 
 def _beside(ax: Axes, x: float, y: float, text: str) -> None:
-    # An outline, so that the dotted line does not run into it.
-    outline = [withStroke(linewidth=2, foreground="white")]
-    style = {"va": "center", "fontsize": 6.5, "path_effects": outline}
+    # A ground of its own, so that the dotted line does not run through it.
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    style = {"va": "center", "fontsize": 6.5, "bbox": ground}
     ax.annotate(text, (x, y), (5, 0), textcoords="offset points", **style)

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 
 from linvit.config import UserError
 from linvit.files import replacing
@@ -186,7 +187,15 @@ def ticks(ax: Axes, names: Sequence[str], *, is_empty: bool) -> None:
     ax.tick_params(axis="x", length=0)
     ax.set_xlim(-0.6, len(names) - 0.4)
     if is_empty:
-        ax.text(0.5, 0.5, "no runs", ha="center", color="#888888", transform=ax.transAxes)
+        say_no_runs(ax)
+
+
+def log_ticks(low: float, high: float) -> Locator:
+    """Ticks that a log axis over this span can be read by: at least two, and not so many that labels meet."""
+    decades = math.log10(high / low)
+    if decades < 0.4:
+        return MaxNLocator(4)
+    return LogLocator(subs=(1, 2, 3, 4, 6, 8) if decades < 1.1 else (1, 3) if decades < 6 else (1,))
 
 
 def tint(color: str, lightness: float) -> tuple[float, ...]:
@@ -229,6 +238,11 @@ def name_of(row: Row, rows: Sequence[Row], separator: str) -> str:
     dataset, *size = row
     is_told = size and len({row[1] for row in rows}) > 1
     return separator.join([DATASETS.get(dataset, dataset), *(size if is_told else [])])
+
+
+def say_no_runs(ax: Axes) -> None:
+    """Said in a panel whose neighbours have some."""
+    ax.text(0.5, 0.5, "no runs", ha="center", color="#888888", transform=ax.transAxes)
 
 
 def say_empty(ax: Axes, what: str = "initialisations") -> None:

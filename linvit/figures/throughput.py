@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 from linvit.figures.style import (
     AXIS,
@@ -17,6 +17,7 @@ from linvit.figures.style import (
     STYLE,
     abreast,
     finish,
+    log_ticks,
     note_of,
     of_one_source,
     rows_of,
@@ -106,8 +107,10 @@ def _speed_axis(ax: Axes, speeds: pd.Series) -> None:
     ax.set_xscale("log")
     middle = (speeds.min() * speeds.max()) ** 0.5
     span = max(speeds.max() / speeds.min() * 1.6, 10**DECADES) ** 0.5
-    ax.set_xlim(middle / span, middle * span)
-    ax.xaxis.set_major_locator(MaxNLocator(4) if span < 10**0.5 else LogLocator())
+    ticks = log_ticks(middle / span, middle * span)
+    below = max(tick for tick in ticks.tick_values(speeds.min(), speeds.max()) if tick <= speeds.min())
+    ax.set_xlim(min(middle / span, below), middle * span)  # no operator is left of the first label
+    ax.xaxis.set_major_locator(ticks)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("Images per second")
