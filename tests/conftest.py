@@ -1,5 +1,6 @@
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,14 +19,16 @@ def paper_runs(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
+def _own_process() -> Iterator[None]:
     """What `main` sets up for a process is taken back."""
+    path = list(sys.path)
     root, timm_level = logging.getLogger(), logging.getLogger("timm").level
     level = root.level
     yield
     root.setLevel(level)
     logging.getLogger("timm").setLevel(timm_level)
     logging.captureWarnings(False)
+    sys.path[:] = path
 
 
 @pytest.fixture

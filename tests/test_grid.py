@@ -169,7 +169,9 @@ def test_names_are_unique_and_are_paths_of_six_parts(grid):
     for name, run in runs.items():
         assert name == run.name
         assert re.fullmatch(r"[\w@-]+(/[\w-]+){4}/seed\d", name)
-        assert name == "/".join((*of(run), f"seed{run.seed}"))
+        dataset, *others = of(run)
+        dataset += f"@{run.recipe.name}" if run.other_recipe else ""
+        assert name == "/".join((dataset, *others, f"seed{run.seed}"))
 
 
 def test_equal_specs_never_stand_under_two_names():
