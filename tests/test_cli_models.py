@@ -24,7 +24,8 @@ def test_a_folder_is_converted_opened_and_evaluated(folder, capsys):
     source(folder / "teacher", in_chans=1, num_classes=CLASSES)
     command = ["convert", "teacher", "--variant", "relu", "--init", "copy", "--blocks", "0", "-1", "--out", "mine"]
     assert main(command) == 0
-    told = "mine: 3 blocks (ReluAttention, Attention), 3 classes, 0.01 M parameters; copied: attention\n"
+    told = "mine: 3 blocks (ReluAttention, Attention), 3 classes, 0.01 M parameters; copied: attention; "
+    told += "fresh: mlp, norms, patch_embed, class_token, positions, head\n"
     assert capsys.readouterr().out == told
     assert main(["evaluate", "mine", "bands", "--out", "found.json"]) == 0
     found = json.loads((folder / "found.json").read_text())

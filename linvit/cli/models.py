@@ -21,7 +21,7 @@ from linvit.cli.command import (
     positive,
     workers_of,
 )
-from linvit.config import ConfigError, Study
+from linvit.config import ConfigError, Init, Study
 from linvit.config.mistakes import meant
 from linvit.grid import RunSpec, expand
 
@@ -45,13 +45,12 @@ def convert(options: argparse.Namespace) -> None:
     if is_run(source):
         if given := [f"--{name.replace('_', '-')}" for name in OF_CONVERSIONS if getattr(options, name) is not None]:
             raise ConfigError(f"{source}: a run's model is written as it is; leave out {', '.join(given)}")
-        model, copied = export(source, options.out), "all"
+        model, start = export(source, options.out), "all as trained"
     elif not options.variant:
         raise ConfigError(f"--variant: missing; allowed: {', '.join(parts_of('variants', options.config))}")
     else:
         variant = named(parts_of("variants", options.config), options.variant, "variant")
         init = named(parts_of("inits", options.config), options.init or "fullcopy", "init")
-        copied = ", ".join(init.copied) or "nothing"
         model = convert_model(
             options.source,
             options.out,
@@ -63,7 +62,8 @@ def convert(options: argparse.Namespace) -> None:
             num_classes=options.num_classes,
             seed=options.seed or 0,
         )
-    print(f"{options.out}: {_told(model)}; copied: {copied}")
+        start = _start(init, model)
+    print(f"{options.out}: {_told(model)}; {start}")
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +146,17 @@ def _run_named(config: Path, study: Study, argument: str) -> RunSpec:
             "linvit grid --grid NAME lists them"
         )
     return runs[name]
+
+
+def _start(init: Init, model: Any) -> str:
+    """What a conversion's weights are, by groups."""
+    from linvit.init.copy import groups_in
+
+    groups = groups_in(model)
+    copied = [group for group in groups if group in init.copied]
+    fresh = [group for group in groups if group not in init.copied]
+    shaped = f" (attention by {init.analytic})" if init.analytic else ""
+    return f"copied: {', '.join(copied) or 'nothing'}; fresh: {', '.join(fresh) or 'nothing'}{shaped}"
 
 
 def _told(model: Any) -> str:

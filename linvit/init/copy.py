@@ -37,6 +37,12 @@ HINTS = {
 FC_NORM_HINT = "; build the student with fc_norm=False, so that its last norm is the source's"
 
 
+def groups_in(model: nn.Module) -> list[str]:
+    """The groups that a model's parameters are in, but for fixed ones."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [group for group, pattern in GROUPS.items() if any(re.match(pattern, name) for name in names)]
+
+
 @dataclass(frozen=True)
 class CopyWeights:
     """Copy whole groups from a source; a parameter of a named group is copied, excused by name, or an error.
