@@ -3,7 +3,9 @@
 import pytest
 import torch
 from timing import circumstances
-from training import STUDY, Case, bare_step, cases, distilled, goals, page, ratios, stepping
+from training import STUDY, Case, bare_step, cases, distilled, goals, page, ratios, stepping, with_real_batches
+
+from linvit.datasets import Images
 
 CPU = torch.device("cpu")
 SECONDS = {
@@ -53,4 +55,12 @@ def test_a_step_with_a_teacher_is_measured_beside_one_without():
     (whole,) = cases(CPU, quick=True)
     seconds = distilled(Case("few", whole.run, whole.images, 4), "relu", CPU, 1)
     assert set(seconds) == {"plain", "distilled"}
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_an_epoch_is_measured_in_both_loops():
+    (whole,) = cases(CPU, quick=True)
+    few = Images(whole.images.images[:8], whole.images.labels[:8])
+    seconds = with_real_batches(Case("few", whole.run, few, 4), CPU, 1)
+    assert set(seconds) == {"bare", "ours", "batches"}
     assert all(value > 0 for value in seconds.values())

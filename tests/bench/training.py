@@ -125,7 +125,7 @@ def with_real_batches(case: Case, device: torch.device, repeats: int) -> dict[st
 
     calls = {
         "bare": bare,
-        "ours": lambda: loop.epoch(Progress(), lambda: None, lambda: False),
+        "ours": lambda: loop.epoch(Progress(), lambda *_: None, lambda: False),
         "batches": lambda: list(loop.batches.epoch(1)),
     }
     return interleaved(calls, device, repeats=repeats)
