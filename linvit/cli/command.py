@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -102,7 +103,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="processes that decode; default: threads - 1")
 
 
-def add_decoded(parser: argparse.ArgumentParser) -> None:
+def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decoded", type=Path, metavar="DIR", help="folder of decoded data sets, to share")
     parser.add_argument("--tensorboard", action="store_true", help="write event files into the run's folder, too")
 
@@ -145,17 +146,19 @@ def stop_on_signal() -> Callable[[], bool]:
     any other. A second Ctrl-C ends it at once.
     """
     received: list[int] = []
-    listened: list[int] = []
 
     def hear(number: int, _: object) -> None:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def stop() -> bool:
-        for number in () if listened else ENDINGS:
-            listened.append(number)
+    @cache
+    def listen() -> None:
+        for number in ENDINGS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, hear)
+
+    def stop() -> bool:
+        listen()
         return bool(received)
 
     return stop
@@ -185,7 +188,7 @@ def part_and_places(
     kind: type[_PartT], argument: str, config: Path, find: Callable[[Study, str], _PartT]
 ) -> tuple[_PartT, Places]:
     """A part given as JSON, as a file that holds it, or by its name in the configuration, whose places it then has."""
-    if argument.lstrip().startswith("{") or Path(argument).is_file() or not config.exists():
+    if _is_json(argument) or Path(argument).is_file() or not config.exists():
         return _read(kind, argument), Places()
     study = load_study(config)
     return find(study, argument), _places_of(study)
@@ -216,11 +219,15 @@ def parts_of(table: str, config: Path) -> Mapping[str, Any]:
     return PACKAGED[table]
 
 
+def _is_json(argument: str) -> bool:
+    return argument.lstrip().startswith("{")
+
+
 def _read(kind: type[_PartT], argument: str) -> _PartT:
     try:
-        return kind.model_validate_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
+        return kind.model_validate_json(argument if _is_json(argument) else Path(argument).read_bytes())
     except ValidationError as error:
-        where = "" if argument.lstrip().startswith("{") else f"{argument}: "
+        where = "" if _is_json(argument) else f"{argument}: "
         raise ConfigError(f"{where}not a {kind.__name__}: {first_mistake(error, kind)}") from None
     except OSError as error:
         raise ConfigError(f"{argument}: {error.strerror}") from None

@@ -12,8 +12,8 @@ from linvit.cli.command import (
     Command,
     add_compute,
     add_config,
-    add_decoded,
     add_out,
+    add_training,
     compute_of,
     dataset_and_places,
     part_and_places,
@@ -105,7 +105,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="RUN", help="a run's name, its spec as JSON, or a spec.json")
     add_config(parser)
     add_compute(parser)
-    add_decoded(parser)
+    add_training(parser)
     parser.add_argument("--sources", type=Path, metavar="DIR", help="prepared sources; default: results/sources")
     add_out(parser, "the run's folder; default: results/runs/ and its name")
 

@@ -12,8 +12,8 @@ from linvit.cli.command import (
     add_compute,
     add_config,
     add_data,
-    add_decoded,
     add_out,
+    add_training,
     compute_of,
     dataset_and_places,
     part_and_places,
@@ -68,7 +68,7 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="name/size in the configuration, JSON, or a file with it")
     add_config(parser)
     add_compute(parser)
-    add_decoded(parser)
+    add_training(parser)
     add_out(parser, "its folder; default: results/sources/ and its name")
 
 
