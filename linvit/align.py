@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linvit.config import Align, Recipe
 from linvit.data import Batches
 from linvit.distill import ending_after, matched
-from linvit.fit import fit
+from linvit.fit import NonFiniteLoss, fit
 from linvit.progress import Progress
 
 
@@ -31,9 +31,16 @@ def align(
     Args:
         stage: Says for how long, and how fast; all else is the recipe's.
         options: Of `fit`.
+
+    Raises:
+        RunEnded: as of `fit`.
     """
     with Alignment(teacher, student) as alignment:
-        return fit(alignment, batches, alignment_of(recipe, stage), criterion=lambda loss, _: loss, **options)
+        try:
+            return fit(alignment, batches, alignment_of(recipe, stage), criterion=lambda loss, _: loss, **options)
+        except NonFiniteLoss as error:
+            error.advice = "lower the recipe's align.lr, or set its precision: float32"
+            raise
 
 
 class Alignment(nn.Module):

@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from linvit import incomplete
-from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake
+from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake, reason_of
 from linvit.files import is_whole, write_text
 from linvit.grid import Evaluation, RunSpec
 from linvit.report import are_default, identity, identity_of
@@ -256,8 +256,10 @@ def read_frame(csv: str | Path, dtypes: Mapping[str, str], *, gaps: bool = False
     """
     try:
         frame = incomplete.read_csv(csv, dtypes)
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{csv}: not a table of runs: {error}") from None
+    except OSError as error:
+        raise ResultsError(f"{csv}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ResultsError(f"{csv}: not a table of runs: {_why_none(error)}") from None
     missing = [column for column in dtypes if column not in frame]
     if missing:
         raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
@@ -267,6 +269,15 @@ def read_frame(csv: str | Path, dtypes: Mapping[str, str], *, gaps: bool = False
             run, value = wrong.iloc[0][["run", column]]
             raise ResultsError(f"{csv}: {run}: {column}: found {value}; allowed: 0 to 100")
     return frame[list(dtypes)]
+
+
+def _why_none(error: ValueError) -> str:
+    """What is wrong with a table, where pandas says it in words of its own."""
+    if isinstance(error, pd.errors.EmptyDataError):
+        return "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    return reason_of(error)
 
 
 def write_runs(runs: pd.DataFrame, csv: str | Path) -> None:

@@ -205,4 +205,5 @@ def test_a_stage_that_diverges_ends_the_run_by_name(study):
             aligned_spec(study, align={"epochs": 2, "lr": 1e30}), study / "run", sources_folder=study, data_root=study
         )
     one_line(error.value)
+    assert "align.lr" in error.value.advice
     assert not (study / "run" / "metrics.json").exists()

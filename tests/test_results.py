@@ -176,8 +176,13 @@ def test_a_frame_survives_csv_exactly(tmp_path):
 
 def test_unusable_tables_are_named(tmp_path):
     csv = tmp_path / "runs.csv"
-    with pytest.raises(ResultsError, match=r"runs.csv: not a table of runs"):
+    with pytest.raises(ResultsError, match=r"runs.csv: cannot be read \(No such file or directory\)"):
         read_runs(csv)
+    broken = {b"": "it is empty", b"\xe3\x00,": "it is no text in UTF-8", b'a,b\n1,"': "EOF inside string"}
+    for content, why in broken.items():
+        csv.write_bytes(content)
+        with pytest.raises(ResultsError, match=rf"runs.csv: not a table of runs: .*{why}"):
+            read_runs(csv)
     frame([run()]).drop(columns=["seed", "top1"]).to_csv(csv, index=False)
     with pytest.raises(ResultsError, match=r"runs.csv: missing columns: seed, top1"):
         read_runs(csv)
