@@ -336,6 +336,7 @@ TRAPS = {
             "analytic_inits: false, kwargs: {lr: 1e-6}",
             "variants.ttt.kwargs: lr is the text '1e-6'; allowed: the number",
         ),
+        ("analytic_inits: false, kwargs: {lr: 1.0e-6}", "variants.ttt.kwargs.lr: unknown key; allowed: none\n"),
         ("analytic_inits: false, kwargs: {a: [{b: -2E5}]}", "variants.ttt.kwargs: a.0.b is the text '-2E5'; allowed:"),
     ],
     "results: results": [
@@ -394,7 +395,9 @@ def test_the_command_line_refuses_a_broken_file_in_one_line(tmp_path, capsys, te
         ("results: results", "results: ../elsewhere"),
         ("variants: [relu, ttt]", "variants:\n      - relu\n      - ttt"),
         ("kernel:EluAttention", "kernel:ReluAttention"),
-        ("analytic_inits: false", "analytic_inits: false, kwargs: {a: 1.0e-6, b: text, c: [1, {d: ~}]}"),
+        ('mhla:MhlaAttention"', 'mhla:MhlaAttention", kwargs: {norms: false, mixing: exp, window: 0x2}'),
+        # Its module's text does not tell what it takes.
+        ('linvit.attention.mhla:MhlaAttention"', 'torch.nn:Linear", kwargs: {a: 1.0e-6, b: t, c: [1, {d: ~}]}'),
     ],
 )
 def test_the_command_line_accepts_what_is_sound(tmp_path, capsys, text, sound):

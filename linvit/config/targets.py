@@ -1,13 +1,15 @@
-"""The classes that variants name: looked for without importing anything, and imported where a model is built."""
+"""The classes that variants name, and what they tell them: checked without importing anything, which runs do."""
 
 import ast
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from linvit.config.constructors import Arguments, Trees, arguments_of
 from linvit.config.errors import ConfigError, reason_of
 from linvit.config.mistakes import meant, names
 from linvit.config.parts import Variant
@@ -17,7 +19,7 @@ DYNAMIC = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 
 
 def check_targets(variants: Mapping[str, Variant], origin: str = "config.yaml", folder: str | Path = ".") -> None:
-    """Refuse a variant whose module is not there, or whose class is not in its module's text.
+    """Refuse a variant whose module is not there, whose class is not in its module's text, or does not take its kwargs.
 
     Modules are looked for in the folder, in the working directory, and where this process finds its own; none is
     imported, as those of operators import torch. What is no plain source file is left to the runs.
@@ -27,10 +29,15 @@ def check_targets(variants: Mapping[str, Variant], origin: str = "config.yaml", 
     """
     # As absolute paths: importlib remembers what it finds in each.
     path = [str(Path(folder).resolve()), str(Path.cwd()), *sys.path]
+    trees = cache(partial(_tree_of, path=path))
     # Many variants may be of one class.
     for target, name in {variant.target: name for name, variant in variants.items()}.items():
-        if reason := _missing(target, path):
+        if reason := _missing(target, path, trees):
             raise ConfigError(f"{origin}: variants.{name}.target: {reason}")
+    for name, variant in variants.items():
+        arguments = arguments_of(variant.target, trees)
+        if arguments and (reason := _not_taken(variant, arguments)):
+            raise ConfigError(f"{origin}: variants.{name}.kwargs.{reason}")
 
 
 def resolve_class(target: str) -> type:
@@ -41,25 +48,47 @@ def resolve_class(target: str) -> type:
         raise ConfigError(f"target {target!r} cannot be imported: {reason_of(error)}") from None
 
 
-def _missing(target: str, path: Sequence[str]) -> str | None:
+def _missing(target: str, path: Sequence[str], trees: Trees) -> str | None:
     """Why a target cannot be imported, where that can be told."""
     module, _, name = target.partition(":")
     spec = _spec_of(module, path)
     if spec is None:
         close = _meant_module(module, path)
         return f"no module {module!r}; allowed: one that is installed, or a file beside config.yaml{close}"
-    if not isinstance(spec.loader, SourceFileLoader):
-        return None
     try:
-        tree = ast.parse(Path(spec.loader.path).read_bytes(), Path(spec.loader.path).name)
+        tree = trees(module)
     except (SyntaxError, ValueError, OSError) as error:
         return f"{spec.origin} cannot be read as Python: {reason_of(error)}"
+    if tree is None:
+        return None
     words = set(_words(tree))
     if name in words or DYNAMIC & words:
         return None
     defined = [statement for statement in tree.body if isinstance(statement, ast.ClassDef)]
     classes = [found.name for found in defined if not (found.name.startswith("_") or _is_abstract(found))]
     return f"no {name!r} in {spec.origin}; allowed: {names(classes)}{meant(name, classes)}"
+
+
+def _not_taken(variant: Variant, arguments: Arguments) -> str | None:
+    """Which of a variant's arguments its class does not take, or lacks."""
+    allowed = sorted(arguments.allowed)
+    for key in variant.kwargs.keys() - arguments.allowed:
+        return f"{key}: unknown key; allowed: {names(allowed)}{meant(key, allowed)}"
+    for key in arguments.required - variant.kwargs.keys():
+        return f"{key}: missing; it has no default"
+    return None
+
+
+def _tree_of(module: str, path: Sequence[str]) -> ast.Module | None:
+    """The text of a module; None where it is no source file, or is not there.
+
+    Raises:
+        SyntaxError, ValueError, OSError: a source file that cannot be read.
+    """
+    spec = _spec_of(module, path)
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return None
+    return ast.parse(Path(spec.loader.path).read_bytes(), Path(spec.loader.path).name)
 
 
 def _spec_of(module: str, path: Iterable[str]) -> ModuleSpec | None:
