@@ -8,7 +8,7 @@ import torch
 import yaml
 from commands import refusal
 from test_convert import DEIT, SMALL, source
-from tiny import CLASSES, TEST, dataset, spec
+from tiny import CLASSES, TEST, dataset, repeatable, spec
 
 import linvit
 import linvit.run
@@ -138,3 +138,12 @@ def test_a_run_that_is_done_is_left_as_it_is(folder, capsys):
     assert (folder / "run" / "metrics.json").stat().st_mtime_ns == before
     assert main(["train", spec(folder / "bands.npz", seed=1).to_json(), "--out", "run"]) == 0
     assert json.loads((folder / "run" / "metrics.json").read_text())["spec"]["seed"] == 1
+
+
+def test_a_run_whose_metrics_are_not_those_that_were_written_is_trained_anew(folder):
+    made, metrics = spec(folder / "bands.npz"), folder / "run" / "metrics.json"
+    assert main(["train", made.to_json(), "--out", "run"]) == 0
+    whole = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps(whole | {"top5": 99.9}))
+    assert main(["train", made.to_json(), "--out", "run"]) == 0
+    assert repeatable(json.loads(metrics.read_text())) == repeatable(whole)

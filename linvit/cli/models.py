@@ -86,19 +86,21 @@ def train(options: argparse.Namespace) -> None:
     is prepared by linvit source and linvit dataset. A run that was stopped goes on from its checkpoint; one that is
     done is left as it is.
     """
+    from linvit.files import is_whole
     from linvit.plan import holds
     from linvit.ranks import joined
     from linvit.run import train as train_run
 
     spec, places = part_and_places(RunSpec, options.spec, options.config, partial(_run_named, options.config))
     sources, out = options.sources or places.results / "sources", options.out or places.results / "runs" / spec.name
-    if holds(out / "metrics.json", spec=spec):
+    metrics = out / "metrics.json"
+    if holds(metrics, spec=spec) and is_whole(metrics.read_bytes()):
         print(f"{out}: this run is done; to train it anew, delete its metrics.json")
         return
     with joined() as ranks:
-        metrics = train_run(spec, out, sources_folder=sources, ranks=ranks, **compute_of(options, places))
+        found = train_run(spec, out, sources_folder=sources, ranks=ranks, **compute_of(options, places))
     if ranks.first:
-        log.info("%s: top-1 %.2f", spec.name, metrics["top1"])
+        log.info("%s: top-1 %.2f", spec.name, found["top1"])
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
