@@ -60,7 +60,11 @@ def test_extra_options_are_long_ones() -> None:
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
-        ({"gpu": "one"}, "resource gpu must be a whole number, not 'one'"),
+        ({"gpu": "one"}, "resource gpu must be a whole number of at least 0, not 'one'"),
+        ({"runtime": 1.5}, "resource runtime must be a whole number of at least 0, not 1.5"),
+        ({"mem_mb": -1}, "resource mem_mb must be a whole number of at least 0, not -1"),
+        ({"nodes": 0}, "resource nodes must be a whole number of at least 1, not 0"),
+        ({"tasks": True}, "resource tasks must be a whole number of at least 1, not True"),
         ({"tasks": 3, "nodes": 2}, "tasks=3 must be a multiple of nodes=2"),
     ],
 )

@@ -34,7 +34,8 @@ def attach(executor: Executor, works: list[Work]) -> tuple[list[Work], list[Work
         for member in record.members:
             by_member.setdefault(member, []).append(record)
     listing = Listing()
-    attached, fresh, rivals = [], [], {}
+    attached, fresh = [], []
+    rivals: dict[Record, str | None] = {}
     for work in works:
         found = dict.fromkeys(record for member in work.members for record in by_member.get(member, []))
         obstacles = {record: obstacle(executor, work, record, listing) for record in found}
@@ -106,7 +107,7 @@ def end_of(record: Record, listing: Listing) -> Verdict | None:
 def take_over(executor: Executor, work: Work, record: Record) -> None:
     executor.journal.open.remove(record)
     work.id, work.note, work.folder = record.id, record.note, Path(record.note["folder"])
-    if executor.backend.name == "local":
+    if isinstance(executor.backend, Local):
         executor.backend.running.append(work)
     executor.logger.info(f"Attached to job {work.id} of {work.request.name}, submitted by a former driver")
 
@@ -203,8 +204,8 @@ def vanished(executor: Executor, records: list[Record], states: dict[str, str] |
     if states is None:
         return 0
     backend, listing = executor.backend, Listing()
-    known = [record for record in records if record.id and record.note["backend"] == backend.name]
-    dead = [record for record in known if not backend.alive(states.get(record.id))]
+    own = [record for record in records if record.note["backend"] == backend.name]
+    dead = [record for record in own if record.id and not backend.alive(states.get(record.id))]
     return sum(end_of(record, listing) is None and not out_of_reach(executor, record, listing) for record in dead)
 
 
@@ -239,12 +240,13 @@ def adopt(executor: Executor, record: Record, jobs: dict[str, Any], listing: Lis
 
 def wait_for_end(executor: Executor, record: Record, listing: Listing, outputs: str) -> str | None:
     """The error with which the job ended, if it did."""
-    if record.id is None:
+    job = record.id
+    if job is None:
         return "it was never seen to start"
     backend, work = executor.backend, work_from(record)
 
     def look(states: dict[str, str] | None, grace: float, listing: Listing) -> Verdict | None:
-        state = (states or {}).get(work.id)
+        state = (states or {}).get(job)
         alive = backend.alive if states is not None else lambda state: True
         verdict = judge(work, state, alive, grace, backend.why, listing)
         return verdict if verdict and stays_over(work, state, backend.cancel) else None

@@ -30,7 +30,8 @@ class Interruption:
     """
 
     def __init__(self, notice: int) -> None:
-        self.handler: SignalHandler = signal.getsignal(JobEnvironment._usr_sig()).__self__
+        usual: Any = signal.getsignal(JobEnvironment._usr_sig())
+        self.handler: SignalHandler = usual.__self__
         self.handler.has_timed_out = self.timed_out
         self.requeue_once, self.handler.env._requeue = self.handler.env._requeue, self.requeue_patiently
         self.notice = notice
@@ -52,7 +53,7 @@ class Interruption:
         self.terminated |= signum == signal.SIGTERM
         stop = getattr(self.target, "stop", None)
         if stop is None:
-            self.requeue()
+            return self.requeue()
         get_logger().warning(f"{signal.Signals(signum).name}: asked to stop at the next step")
         stop()
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.utils import DelayedSubmission
@@ -166,8 +166,9 @@ def also_written_to(path: str | None) -> Iterator[None]:
         return
     kept = os.dup(1), os.dup(2)
     tee = subprocess.Popen(["tee", "-a", path], stdin=subprocess.PIPE, preexec_fn=deaf_to_all)  # noqa: S603, S607
-    os.dup2(tee.stdin.fileno(), 1)
-    os.dup2(tee.stdin.fileno(), 2)
+    stdin = cast(IO[bytes], tee.stdin)
+    os.dup2(stdin.fileno(), 1)
+    os.dup2(stdin.fileno(), 2)
     try:
         yield
     finally:
@@ -176,6 +177,6 @@ def also_written_to(path: str | None) -> Iterator[None]:
         for descriptor, copy in zip((1, 2), kept, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)
-        tee.stdin.close()
+        stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             tee.wait(timeout=10)

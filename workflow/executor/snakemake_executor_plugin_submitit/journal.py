@@ -80,7 +80,7 @@ class Journal:
         self.path = path
         self.open: list[Record] = read(path)
         # Only what is still open is of interest; a year of runs must not slow down a start.
-        lines = []
+        lines: list[dict[str, Any]] = []
         for record in self.open:
             lines.append(
                 {"token": record.token, "jobs": [{"members": record.members, "index": 0, "note": record.note}]}

@@ -94,29 +94,32 @@ def request_of(name: str, threads: int, resources: Mapping[str, Any], in_process
         WorkflowError: a resource has a value that makes no sense.
     """
 
-    def number(key: str, default: int | None = None) -> int | None:
-        value = resources.get(key, default)
-        if value is None or isinstance(value, int):
+    def limit(key: str) -> int | None:
+        return None if resources.get(key) is None else number(key, 0)
+
+    def number(key: str, default: int, least: int = 0) -> int:
+        value = default if resources.get(key) is None else resources[key]
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
-        raise WorkflowError(f"rule {name}: resource {key} must be a whole number, not {value!r}")
+        raise WorkflowError(f"rule {name}: resource {key} must be a whole number of at least {least}, not {value!r}")
 
     def text(key: str) -> str | None:
         value = resources.get(key)
         return str(value) if value not in (None, "") else None
 
-    nodes, gpu, typed = number("nodes", 1), number("gpu", 0), gpus_in(text("gres"))
+    nodes, gpu, typed = number("nodes", 1, least=1), number("gpu", 0), gpus_in(text("gres"))
     if gpu and typed:
         raise WorkflowError(f"rule {name}: resources gpu={gpu} and gres={text('gres')} both ask for GPUs: set gpu to 0")
     gpu = gpu or typed
-    tasks = number("tasks") or nodes * (max(gpu, 1) if in_process else 1)
+    tasks = number("tasks", nodes * (max(gpu, 1) if in_process else 1), least=1)
     if tasks % nodes:
         raise WorkflowError(f"rule {name}: resource tasks={tasks} must be a multiple of nodes={nodes}")
     return Request(
         name=name,
         threads=threads,
-        minutes=number("runtime"),
-        mem_mb=number("mem_mb"),
-        mem_mb_per_cpu=number("mem_mb_per_cpu"),
+        minutes=limit("runtime"),
+        mem_mb=limit("mem_mb"),
+        mem_mb_per_cpu=limit("mem_mb_per_cpu"),
         gpu=gpu,
         gres=text("gres"),
         nodes=nodes,

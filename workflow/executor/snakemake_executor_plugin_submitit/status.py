@@ -121,7 +121,7 @@ def stays_over(work: Work, state: str | None, cancel: Callable[[list[str]], set[
     Slurm queues one anew whose node failed after its end; it would work on outputs that are in use by then. Such a job
     is cancelled first, and is over once that was possible.
     """
-    return state not in QUEUED or work.id in cancel([work.id])
+    return state not in QUEUED or work.id is None or work.id in cancel([work.id])
 
 
 def refresh(folder: Path) -> None:
