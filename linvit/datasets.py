@@ -20,6 +20,9 @@ from linvit.archives import read_idx, read_npz
 from linvit.config import Dataset, UserError, reason_of
 from linvit.files import resource
 
+CHANNELS = (1, 3)
+"""Of an image: grey, or red, green and blue."""
+
 
 class DataError(UserError):
     """A data set that is missing, or not the one its name says."""
@@ -326,8 +329,12 @@ def _images(dataset: Dataset, array: np.ndarray, labels: np.ndarray) -> Images:
     images = torch.from_numpy(array.copy())
     if images.ndim == 3:
         images = images[:, None]
-    elif images.shape[-1] in (1, 3):
+    elif images.shape[-1] in CHANNELS:
         images = images.permute(0, 3, 1, 2)
+    if images.shape[1] not in CHANNELS or 0 in images.shape[2:]:
+        raise DataError(
+            f"data set {dataset.name!r}: images are {list(array.shape)}; allowed: pixels of 1 or 3 channels"
+        )
     return Images(images.contiguous(), torch.from_numpy(labels.astype(np.int64)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from linvit.config import (
     NO_SOURCE,
@@ -22,6 +22,7 @@ from linvit.config import (
     Study,
     Variant,
     VariantEntry,
+    first_mistake,
 )
 from linvit.config.mistakes import undefined
 
@@ -65,6 +66,29 @@ class RunSpec(Part):
     """Whether the recipe is not the data set's own, and so part of the name."""
     role: Literal["student", "source"] = Field(default="student")
 
+    @model_validator(mode="after")
+    def _is_defined(self) -> "RunSpec":
+        """Whether its parts go together, whoever has put them together."""
+        _check_channels(self.dataset, self.size)
+        if self.variant.positions == "sincos" and self.size.dim % 4:
+            raise ValueError(
+                f"variant {self.variant.name!r} has positions sincos, but dim {self.size.dim} of size "
+                f"{self.size.name!r} is no multiple of 4"
+            )
+        if self.init.analytic and not self.variant.analytic_inits:
+            raise ValueError(
+                f"init {self.init.name!r} ({self.init.analytic}) is not defined for variant {self.variant.name!r}: "
+                "it has no standard query-key product (analytic_inits: false)"
+            )
+        if self.init.needs_source and self.source is None:
+            raise ValueError(f"init {self.init.name!r} needs a source")
+        if self.recipe.align and self.init.train and not self.init.needs_source:
+            raise ValueError(
+                f"recipe {self.recipe.name!r} aligns attentions with a source's, but init {self.init.name!r} has none; "
+                "allowed: one that copies or distils"
+            )
+        return self
+
     @property
     def name(self) -> str:
         """The run's path: data set, size, variant, initialisation, source, seed."""
@@ -96,6 +120,11 @@ class Evaluation(Part):
     run: RunSpec
     dataset: Dataset
 
+    @model_validator(mode="after")
+    def _is_seen_by_the_run(self) -> "Evaluation":
+        _check_channels(self.dataset, self.run.size)
+        return self
+
     @property
     def name(self) -> str:
         """Its path: the run's, then the data set."""
@@ -115,6 +144,8 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     for number, block in enumerate(study.grids[grid]):
         try:
             specs = list(runs_of(study, block))
+        except ValidationError as error:
+            raise ConfigError(f"grids.{grid}.{number}: {first_mistake(error, RunSpec)}") from None
         except ConfigError as error:
             raise ConfigError(f"grids.{grid}.{number}: {error}") from None
         for spec in specs:
@@ -184,9 +215,9 @@ def runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
         settings = _normalised(entry.settings(), study.sources[source][size]) if used else entry.settings()
         yield RunSpec(
             dataset=settings,
-            size=_matched(study.sizes[size], settings),
+            size=study.sizes[size],
             variant=study.variants[variant].settings(),
-            init=_defined(study.inits[init], study.variants[variant], recipe),
+            init=_weighted(study.inits[init], study.variants[variant], recipe),
             source=used,
             recipe=recipe,
             seed=seed,
@@ -199,27 +230,16 @@ def _normalised(dataset: Dataset, source: SourceEntry) -> Dataset:
     return dataset.model_copy(update={"mean": source.mean, "std": source.std}) if source.mean else dataset
 
 
-def _matched(size: Size, dataset: Dataset) -> Size:
+def _check_channels(dataset: Dataset, size: Size) -> None:
     if len(dataset.mean) != size.channels:
-        raise ConfigError(
+        raise ValueError(
             f"datasets.{dataset.name}.mean: {len(dataset.mean)} values, but size {size.name!r} has "
             f"{size.channels} channels"
         )
-    return size
 
 
-def _defined(init: Init, variant: VariantEntry, recipe: Recipe) -> Init:
-    """The initialisation with its weight filled in, or an error where the variant does not define it."""
-    if init.analytic and not variant.analytic_inits:
-        raise ConfigError(
-            f"init {init.name!r} ({init.analytic}) is not defined for variant {variant.name!r}: "
-            "it has no standard query-key product (analytic_inits: false)"
-        )
-    if recipe.align and init.train and not init.needs_source:
-        raise ConfigError(
-            f"recipe {recipe.name!r} aligns attentions with a source's, but init {init.name!r} has none; "
-            "allowed: one that copies or distils"
-        )
+def _weighted(init: Init, variant: VariantEntry, recipe: Recipe) -> Init:
+    """The initialisation with its loss's weight filled in, or an error where the variant does not define the loss."""
     if init.distill is None:
         return init
     _check_loss(init, variant)

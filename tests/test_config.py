@@ -10,9 +10,11 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import yaml
 from pydantic import BaseModel
+from timm.data import create_transform
 
 from linvit.config import (
     Block,
@@ -412,7 +414,10 @@ SHARDS = {"timm": "hfds/x", "classes": 3, "recipe": "transfer"}
 OUT_OF_RANGE = [
     *[(("sizes", "mini", key), 0, "above 0") for key in ("dim", "depth", "heads", "patch_size", "image_size")],
     *[(("recipes", "transfer", key), 0, "above 0") for key in ("epochs", "batch_size", "lr", "clip_grad")],
-    *[(("recipes", "transfer", key), 0, "above 0") for key in ("eval_every", "distill_weight", "eval_crop")],
+    *[(("recipes", "transfer", key), 0, "above 0") for key in ("eval_every", "distill_weight")],
+    *[(("recipes", "transfer", "eval_crop"), value, "0.1 or above") for value in (0, 1e-9, 0.09)],
+    *[(("recipes", "transfer", key), 1e-300, "0, or 0.01 and above") for key in ("mixup", "cutmix")],
+    *[(("sizes", "mini", "channels"), value, "1 or 3") for value in (0, 2, 4)],
     *[
         (("recipes", "transfer", key), -0.1, "0 or above")
         for key in ("min_lr", "weight_decay", "label_smoothing", "drop_path", "flip", "color_jitter", "mixup", "cutmix")
@@ -812,18 +817,31 @@ def test_a_source_may_not_be_named_like_no_source():
     [
         ("rand-m9-mstd0.5-inc1", True),
         ("augmix-m5-w4-d2", True),
+        ("augmix-a0.5-b1-mstd2", True),
         ("v0", True),
+        ("v0r-mstd0.5", True),
+        ("original", True),
+        ("originalr", True),
         ("3a", True),
+        ("rand", True),
+        ("rand-n3-p0.5-mmax12-tweights", True),
+        ("rand-t3a-m5", True),
         ("rnad-m9", False),
         ("rand_m9", False),
         ("", False),
+        *[(f"rand-{odd}", False) for odd in ("mm", "zz9", "w7", "n1.5", "n0", "m", "m9-inc", "inc2", "m9.5", "p1.5")],
+        *[(f"rand-{odd}", False) for odd in ("m9-msd0.5", "m9-", "tmine", "mstd", "mstd1.", "m-9")],
+        *[(f"augmix-{odd}", False) for odd in ("q3", "m", "w0", "a0", "a0.0", "b2", "n2")],
+        *[(f"{policy}-{odd}", False) for policy in ("v0", "original", "3a") for odd in ("zz9", "m9", "mstd", "x1")],
     ],
 )
-def test_a_misspelt_augmentation_policy_is_refused(policy, allowed):
+def test_an_augmentation_policy_that_timm_does_not_read_whole_is_refused(policy, allowed):
     config = read_yaml(CONFIG)
     config["recipes"]["transfer"]["auto_augment"] = policy
     if allowed:
         assert study_from(config).recipes["transfer"].auto_augment == policy
+        image = PIL.Image.new("RGB", (8, 8), "red")
+        assert create_transform(8, is_training=True, auto_augment=policy)(image).shape == (3, 8, 8)
     else:
         with pytest.raises(ConfigError, match=r"recipes\.transfer\.auto_augment"):
             study_from(config)

@@ -247,7 +247,7 @@ def neighbours(field: Field) -> Iterator[Any]:
     for limit in limits((*field.bounds, *bounds)) if kind in (int, float) else ():
         if isinstance(limit, Ge | Le):
             yield getattr(limit, "ge", None) if isinstance(limit, Ge) else limit.le
-        else:
+        elif isinstance(limit, Gt | Lt):
             yield 1 if kind is int else limit.gt + 1e-9 if isinstance(limit, Gt) else limit.lt - 1e-9
 
 
@@ -302,6 +302,9 @@ TRAPS = {
         ("epochs: !!set {a}", "is read as a set; allowed: "),
         ("epochs:45", "recipes.fashion-mini.epochs:45: unknown key; allowed: epochs, warmup_epochs, "),
         ("epochs: 45, epochs: 45", "{line}: duplicate key 'epochs'; allowed: each key once"),
+        ("epochs: !!int ''", "{line}: '' is no int; allowed: values without tags"),
+        ("epochs: !!bool x", "{line}: 'x' is no bool; allowed: values without tags"),
+        ("epochs: !!timestamp x", "{line}: 'x' is no timestamp; allowed: values without tags"),
         ("epochs: 045", "{line}: '045' is a number of base 8 to YAML"),
         ("epochs: 1:30", "{line}: '1:30' is a number of base 60 to YAML"),
         ("epochs: *nosuch", "{line}: not valid YAML: found undefined alias 'nosuch'"),
@@ -432,6 +435,25 @@ def test_any_value_anywhere_is_accepted_whole_or_refused_in_one_line(path, value
     text = told(with_value(path, value, SMALL))
     assert text is None or len(text.splitlines()) == 1
     assert text is None or (not RAW_WORDING.search(text) and len(text) < 2000), text
+
+
+SCALAR_TAGS = ("int", "float", "bool", "null", "timestamp", "str", "binary")
+TAGS = st.sampled_from([*SCALAR_TAGS, "set", "omap", "pairs", "map", "seq", "merge", "value", "nosuch"])
+TAGGED = st.text("0123456789abx.:_-+TZ~ ", max_size=12).map("'{}'".format) | st.sampled_from(
+    ["[]", "[a]", "{}", "{a: 1}", "[{a: 1}]", "[a, a]", "{a, b}", "*x", ""]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tag=TAGS, value=TAGGED, where=st.sampled_from(["value", "key", "part of a list"]))
+def test_any_tag_on_any_value_is_refused_in_one_line(tmp_path_factory, tag, value, where):
+    path = tmp_path_factory.getbasetemp() / "tagged.yaml"
+    text = f"!!{tag} {value}"
+    path.write_text({"value": f"grid: {text}", "key": f"? {text}\n: 1", "part of a list": f"grid: [{text}]"}[where])
+    with pytest.raises(ConfigError) as caught:
+        load_study(path)
+    assert str(caught.value).startswith(f"{path}:")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @settings(max_examples=150, deadline=None)

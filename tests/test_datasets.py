@@ -240,6 +240,16 @@ def test_arrays_that_are_no_images_and_labels_are_refused(tmp_path, images, labe
     assert "allowed: uint8 [n, H, W]" in refusal(dataset(tmp_path / "a.npz", test_size=None), "test", ".")
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(6, 16, 16, 4), (6, 4, 16, 16), (6, 2, 8, 8), (6, 16, 16, 2), (6, 0, 8, 8), (6, 0, 0), (6, 16, 0), (0, 0, 3)],
+)
+def test_arrays_without_pixels_or_of_other_channels_are_refused(tmp_path, shape):
+    np.savez(tmp_path / "a.npz", test_images=np.zeros(shape, np.uint8), test_labels=np.arange(shape[0]) % 3)
+    text = refusal(dataset(tmp_path / "a.npz", test_size=None), "test", ".")
+    assert text == f"data set 'bands': images are {list(shape)}; allowed: pixels of 1 or 3 channels"
+
+
 @pytest.mark.parametrize("damage", ["truncated", "no zip", "labels missing", "fewer labels than images"])
 def test_a_damaged_npz_file_is_named_in_one_line(tmp_path, npz, damage):
     if damage == "truncated":

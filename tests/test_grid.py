@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiny import CONFIG, RECIPE, STUDY, spec, store_source
 
 from linvit import sources
+from linvit.cli import main
 from linvit.config import DISTANCES, ConfigError, Dataset, Distill, Init, Recipe, Size, Variant, read_yaml, study_from
 from linvit.grid import RANDOM, RunSpec, Source, evaluations, expand, source_of, sources_of
 from linvit.run import build_student
@@ -293,7 +294,7 @@ def sizes(draw) -> Size:
     heads, patch = draw(st.integers(1, 16)), draw(st.integers(1, 32))
     return Size(
         name=draw(NAMES),
-        dim=heads * draw(st.integers(1, 64)),
+        dim=4 * heads * draw(st.integers(1, 16)),
         depth=draw(st.integers(1, 40)),
         heads=heads,
         patch_size=patch,
@@ -303,10 +304,9 @@ def sizes(draw) -> Size:
 
 
 @st.composite
-def datasets(draw) -> Dataset:
+def datasets(draw, channels: int) -> Dataset:
     reader = draw(st.sampled_from(["torchvision", "folder", "npz", "idx"]))
     arguments = st.dictionaries(TEXTS, PLAIN, max_size=2) if reader == "torchvision" else TEXTS
-    channels = draw(st.sampled_from([1, 3]))
     return Dataset(
         name=draw(NAMES),
         train=draw(st.none() | arguments),
@@ -335,7 +335,7 @@ def recipes(draw) -> Recipe:
         "distill_weight": POSITIVE,
         "crop_scale": st.just((low, high)),
         "auto_augment": st.sampled_from([None, "rand-m9-mstd0.5-inc1", "original"]),
-        "mixup": FRACTIONS,
+        "mixup": st.just(0.0) | st.floats(0.01, 1),
         "interpolation": st.sampled_from(["bilinear", "bicubic"]),
         "precision": st.sampled_from(["float32", "bfloat16"]),
         "eval_every": COUNTS,
@@ -366,16 +366,17 @@ def inits(draw) -> Init:
     )
 
 
-VARIANTS = st.builds(
-    Variant,
-    name=NAMES,
-    target=st.just("some.package:Class"),
-    kwargs=st.dictionaries(TEXTS, PLAIN, max_size=3),
-    positions=st.sampled_from(["learned", "sincos"]),
-    pool=st.sampled_from(["token", "avg"]),
-    analytic_inits=st.booleans(),
-    attention_map=st.booleans(),
-)
+def variants(analytic_inits: st.SearchStrategy) -> st.SearchStrategy:
+    return st.builds(
+        Variant,
+        name=NAMES,
+        target=st.just("some.package:Class"),
+        kwargs=st.dictionaries(TEXTS, PLAIN, max_size=3),
+        positions=st.sampled_from(["learned", "sincos"]),
+        pool=st.sampled_from(["token", "avg"]),
+        analytic_inits=analytic_inits,
+        attention_map=st.booleans(),
+    )
 
 
 @st.composite
@@ -387,13 +388,14 @@ def specs(draw, role: str = "student") -> RunSpec:
         st.fixed_dictionaries({"path": TEXTS}),
         *([st.fixed_dictionaries({"train": trained})] if role == "student" else []),
     )
-    size = draw(sizes())
+    size, init = draw(sizes()), draw(inits())
+    has_source = init.needs_source or draw(st.booleans())
     return RunSpec(
-        dataset=draw(datasets()),
+        dataset=draw(datasets(size.channels)),
         size=size,
-        variant=draw(VARIANTS),
-        init=draw(inits()),
-        source=Source(name=draw(NAMES), size=size, **draw(origin)) if draw(st.booleans()) else None,
+        variant=draw(variants(st.just(True) if init.analytic else st.booleans())),
+        init=init,
+        source=Source(name=draw(NAMES), size=size, **draw(origin)) if has_source else None,
         recipe=draw(recipes()),
         seed=draw(st.integers(0, 2**40)),
         other_recipe=draw(st.booleans()),
@@ -411,6 +413,34 @@ def test_a_spec_survives_json_exactly(run):
     assert again.name == run.name
     assert again.stream("order", 3) == run.stream("order", 3)
     assert RunSpec.from_json(json.dumps(json.loads(text), indent=1)) == run
+
+
+NEEDS = "needs a source"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"init": {"name": "x", "distill": {}}}, f"init 'x' {NEEDS}"),
+        ({"init": {"name": "x", "copy": ["mlp"]}}, f"init 'x' {NEEDS}"),
+        ({"recipe": {"name": "short", "epochs": 1, "align": {"epochs": 1}}}, "recipe 'short' aligns attentions"),
+        ({"init": {"name": "x", "analytic": "mimetic"}, "variant": {"analytic_inits": False}}, "is not defined for"),
+        *[({"dataset": {"mean": [0.5] * n, "std": [0.5] * n}}, f"mean: {n} values, but size") for n in (0, 2, 3)],
+        (
+            {"size": {"dim": 6, "heads": 1}, "variant": {"positions": "sincos"}},
+            "dim 6 of size 'wee' is no multiple of 4",
+        ),
+    ],
+)
+def test_a_spec_by_hand_whose_parts_do_not_go_together_is_refused_in_one_line(tmp_path, capsys, changes, told):
+    parts = json.loads(spec("bands.npz").to_json())
+    for part, change in changes.items():
+        parts[part] = change if "name" in change else parts[part] | change
+    (tmp_path / "spec.json").write_text(json.dumps(parts))
+    assert main(["train", str(tmp_path / "spec.json"), "--out", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"linvit: error: {tmp_path}/spec.json: not a RunSpec: ")
+    assert told in line
 
 
 def test_every_run_of_the_paper_survives_json():

@@ -6,6 +6,7 @@ A test holds the page that is committed, for those who read it beside the code, 
 import ast
 import inspect
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
@@ -109,12 +110,15 @@ def _words(kind: Any, bounds: tuple = ()) -> str:
 
 
 def _told_by(validator: AfterValidator) -> str:
-    """What a validator of text names as allowed where it refuses."""
-    try:
-        validator.func("")  # type: ignore[call-arg]
-    except ValueError as error:
-        return str(error).partition("allowed: ")[2]
-    raise AssertionError("a name or a path may be empty")
+    """What a validator of text or numbers names as allowed where it refuses."""
+    for nothing in ("", math.nan):
+        try:
+            validator.func(nothing)  # type: ignore[call-arg]
+        except TypeError:
+            continue
+        except ValueError as error:
+            return str(error).partition("allowed: ")[2]
+    raise AssertionError("a name or a path may be empty, or a number none")
 
 
 def _limits(bounds: tuple) -> list[str]:

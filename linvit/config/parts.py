@@ -4,7 +4,7 @@ Every part is a frozen pydantic model that refuses unknown keys.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -18,15 +18,20 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def _like(pattern: str, allowed: str) -> AfterValidator:
-    """Text that matches a pattern, which a message puts into words."""
+def _that(holds: Callable[[Any], object], allowed: str) -> AfterValidator:
+    """Values for which something holds, which a message puts into words."""
 
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"found {shown(text)}; allowed: {allowed}")
-        return text
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(f"found {shown(value)}; allowed: {allowed}")
+        return value
 
     return AfterValidator(check)
+
+
+def _like(pattern: str, allowed: str) -> AfterValidator:
+    """Text that matches a pattern."""
+    return _that(re.compile(pattern).fullmatch, allowed)
 
 
 LARGEST = 2**31 - 1
@@ -36,7 +41,11 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+# Below, float32 has hardly a draw between 0 and 1 left, and torch refuses the smallest.
+Alpha = Annotated[float, Field(ge=0), _that(lambda alpha: alpha == 0 or alpha >= 0.01, "0, or 0.01 and above")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Channels = Annotated[int, _that(lambda channels: channels in (1, 3), "1 or 3")]
+Crop = Annotated[float, Field(ge=0.1, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, _like(r".+", "text that is not empty")]
 # Names become folders: no separators, no dot at either end.
@@ -53,11 +62,20 @@ Target = Annotated[
     _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class, or file:Class of a file beside config.yaml"),
 ]
 Sha256 = Annotated[str, _like(r"[0-9a-f]{64}", "64 digits 0 to 9 and a to f")]
+_NUMBER = r"\d+(\.\d+)?"
+_POSITIVE = rf"(?=[\d.]*[1-9]){_NUMBER}"
+# timm drops a section without a number, and stops at another one that it does not know.
+_POLICIES = (
+    rf"rand(-(m\d+|n[1-9]\d*|p(0(\.\d+)?|1(\.0+)?)|mstd{_NUMBER}|mmax\d+|inc[01]|t(weights|3a|3aw)))*",
+    rf"augmix(-(m\d+|w[1-9]\d*|d\d+|a{_POSITIVE}|b[01]|mstd{_NUMBER}))*",
+    rf"(original|originalr|v0|v0r|3a)(-mstd{_NUMBER})*",
+)
 AutoAugment = Annotated[
     str,
     _like(
-        r"(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+\d*(\.\d+)?)*",
-        "timm's notation, such as rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or original",
+        "|".join(_POLICIES),
+        "timm's notation: rand with m, n, p, mstd, mmax, inc and t; augmix with m, w, d, a, b and mstd; "
+        "original, originalr, v0, v0r and 3a with mstd; such as rand-m9-mstd0.5-inc1",
     ),
 ]
 Group = Literal["attention", "mlp", "norms", "patch_embed", "class_token", "positions", "head"]
@@ -86,7 +104,7 @@ class Size(Part):
     """Side of a patch in pixels."""
     image_size: PositiveInt = 224
     """Side of an image in pixels; a multiple of `patch_size`."""
-    channels: PositiveInt = 3
+    channels: Channels = 3
     """1 for grey images, 3 for colour."""
 
     @model_validator(mode="after")
@@ -377,13 +395,13 @@ class Recipe(Part):
     """How far brightness, contrast and saturation may change, each by a factor of 1 minus to 1 plus this."""
     auto_augment: AutoAugment | None = None
     """timm's notation, such as `rand-m9-mstd0.5-inc1`."""
-    mixup: NonNegativeFloat = 0.0
+    mixup: Alpha = 0.0
     """Mixup's alpha; 0 for none."""
-    cutmix: NonNegativeFloat = 0.0
+    cutmix: Alpha = 0.0
     """CutMix's alpha; 0 for none."""
     random_erasing: Fraction = 0.0
     """The chance that a rectangle of an image is filled with noise."""
-    eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.9
+    eval_crop: Crop = 0.9
     """The share of a test image's side that its central crop has."""
     eval_every: PositiveInt = 1
     """Epochs between evaluations; the last epoch is always evaluated."""

@@ -138,6 +138,9 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep=deep)
         except (ValueError, OverflowError) as error:  # a date that is none, a number of thousands of digits
             raise _Refused(f"{shown(str(node.value))}: {reason_of(error)}", node.start_mark) from None
+        except (LookupError, AttributeError) as error:  # by a tag: `!!bool x`, `!!int ""`, `!!timestamp x`
+            problem = f"{shown(str(node.value))} is no {node.tag.rpartition(':')[2]}; allowed: values without tags"
+            raise _Refused(problem, node.start_mark) from error
 
 
 def _children(node: Node) -> list[Node]:
