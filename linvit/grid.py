@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -69,7 +69,11 @@ class RunSpec(Part):
     @model_validator(mode="after")
     def _is_defined(self) -> "RunSpec":
         """Whether its parts go together, whoever has put them together."""
-        _check_channels(self.dataset, self.size)
+        if len(self.dataset.mean) != self.size.channels:
+            raise ValueError(
+                f"datasets.{self.dataset.name}.mean: {len(self.dataset.mean)} values, but size {self.size.name!r} has "
+                f"{self.size.channels} channels"
+            )
         if self.variant.positions == "sincos" and self.size.dim % 4:
             raise ValueError(
                 f"variant {self.variant.name!r} has positions sincos, but dim {self.size.dim} of size "
@@ -120,11 +124,6 @@ class Evaluation(Part):
     run: RunSpec
     dataset: Dataset
 
-    @model_validator(mode="after")
-    def _is_seen_by_the_run(self) -> "Evaluation":
-        _check_channels(self.dataset, self.run.size)
-        return self
-
     @property
     def name(self) -> str:
         """Its path: the run's, then the data set."""
@@ -144,8 +143,6 @@ def expand(study: Study, grid: str | None = None) -> dict[str, RunSpec]:
     for number, block in enumerate(study.grids[grid]):
         try:
             specs = list(runs_of(study, block))
-        except ValidationError as error:
-            raise ConfigError(f"grids.{grid}.{number}: {first_mistake(error, RunSpec)}") from None
         except ConfigError as error:
             raise ConfigError(f"grids.{grid}.{number}: {error}") from None
         for spec in specs:
@@ -181,20 +178,23 @@ def source_of(study: Study, name: str, size: str) -> Source:
     """One source of the catalogue, resolved.
 
     Raises:
-        ConfigError: the source has no checkpoint of this size.
+        ConfigError: the source has no checkpoint of this size, or would train one of parts that do not go together.
     """
     sizes = study.sources[name]
     if size not in sizes:
         raise ConfigError(f"sources.{name}: no checkpoint of size {size!r}; it has {', '.join(sizes)}")
     entry = sizes[size]
-    train = _training_of(study, entry, size) if entry.train else None
+    try:
+        train = _training_of(study, entry, size) if entry.train else None
+    except ConfigError as error:
+        raise ConfigError(f"sources.{name}.{size}.train: {error}") from None
     fields = entry.model_dump(exclude={"train", "mean", "std"})
     return Source(name=name, size=study.sizes[size], train=train, **fields)
 
 
 def _training_of(study: Study, entry: SourceEntry, size: str) -> RunSpec:
     dataset = study.datasets[entry.train.dataset]
-    return RunSpec(
+    return _spec_of(
         dataset=dataset.settings(),
         size=study.sizes[size],
         variant=SOFTMAX,
@@ -213,7 +213,7 @@ def runs_of(study: Study, block: Block) -> Iterator[RunSpec]:
         recipe = study.recipes[block.recipe or entry.recipe_for(size)]
         used = _source_for(study, study.inits[init], source, size)
         settings = _normalised(entry.settings(), study.sources[source][size]) if used else entry.settings()
-        yield RunSpec(
+        yield _spec_of(
             dataset=settings,
             size=study.sizes[size],
             variant=study.variants[variant].settings(),
@@ -230,12 +230,11 @@ def _normalised(dataset: Dataset, source: SourceEntry) -> Dataset:
     return dataset.model_copy(update={"mean": source.mean, "std": source.std}) if source.mean else dataset
 
 
-def _check_channels(dataset: Dataset, size: Size) -> None:
-    if len(dataset.mean) != size.channels:
-        raise ValueError(
-            f"datasets.{dataset.name}.mean: {len(dataset.mean)} values, but size {size.name!r} has "
-            f"{size.channels} channels"
-        )
+def _spec_of(**parts: Any) -> RunSpec:
+    try:
+        return RunSpec(**parts)
+    except ValidationError as error:
+        raise ConfigError(first_mistake(error, RunSpec)) from None
 
 
 def _weighted(init: Init, variant: VariantEntry, recipe: Recipe) -> Init:

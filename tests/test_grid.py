@@ -1,5 +1,6 @@
 """Grids: the numbers of runs the paper implies, specs that survive JSON, seeds that never meet."""
 
+import copy
 import itertools
 import json
 import math
@@ -441,6 +442,16 @@ def test_a_spec_by_hand_whose_parts_do_not_go_together_is_refused_in_one_line(tm
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"linvit: error: {tmp_path}/spec.json: not a RunSpec: ")
     assert told in line
+
+
+def test_a_source_whose_training_would_be_of_other_channels_is_refused_by_name():
+    raw = copy.deepcopy(RAW)
+    raw["sources"]["fashion-trained"]["mini"]["train"]["dataset"] = "pets"
+    with pytest.raises(ConfigError) as caught:
+        sources_of(study_from(raw))
+    assert str(caught.value) == (
+        "sources.fashion-trained.mini.train: datasets.pets.mean: 3 values, but size 'mini' has 1 channels"
+    )
 
 
 def test_every_run_of_the_paper_survives_json():
