@@ -30,14 +30,14 @@ try:
     # Another environment may have other modules.
     if not IN_CONDA:
         check_targets(STUDY.variants, CONFIGFILES)
-    # All of them, so that a mistake in a grid is told before it is chosen.
+    # All of them, so that a mistake in a grid or a source is told before it is chosen.
     GRIDS = {grid: expand_grid(STUDY, grid) for grid in STUDY.grids}
+    SOURCES = sources_of(STUDY)
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
 RUNS = GRIDS[STUDY.grid]
 EVALUATIONS = evaluations(STUDY)
-SOURCES = sources_of(STUDY)
 DATASETS = {name: entry.settings() for name, entry in STUDY.datasets.items()}
 
 RESULTS = STUDY.results
