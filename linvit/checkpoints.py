@@ -21,6 +21,7 @@ from torch import Tensor
 
 from linvit.archives import check_zip
 from linvit.config import UserError
+from linvit.pickles import SCALARS, check_pickles
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
 """Entries that hold a model; the first that is there is taken: timm's order, then DINO's and iBOT's."""
@@ -35,7 +36,7 @@ SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
     np.dtype,
     *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]},
-    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    *((_SCALAR, name) for name in SCALARS),
 ]
 
 
@@ -130,6 +131,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
         Exception: of many kinds, as damaged files make torch raise.
     """
     check_zip(path)
+    check_pickles(path)
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         return torch.load(path, map_location=device, weights_only=True)
 
