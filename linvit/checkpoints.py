@@ -136,6 +136,13 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
         return torch.load(path, map_location=device, weights_only=True)
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def _state_of(raw: Any) -> tuple[dict[str, Tensor], Counter]:
     """The state dict in a file, without the prefixes of wrappers, and the number of tensors in each entry beside it."""
     if not isinstance(raw, Mapping):

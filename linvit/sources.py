@@ -181,17 +181,10 @@ def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
-        if not _is_whole(value):
+        if not checkpoints.is_whole(value) or not value.is_floating_point():
             raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
         if not value.isfinite().all():
             raise SourceError(f"source {name!r}: {key} holds values that are not finite (NaN or inf)")
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.is_floating_point():
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _grid_of(tensors: dict[str, Tensor], source: Source) -> tuple[int, int]:
