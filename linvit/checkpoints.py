@@ -130,13 +130,22 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
     Raises:
         Exception: of many kinds, as damaged files make torch raise.
     """
-    check_zip(path)
-    check_pickles(path)
+    check(path)
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         return torch.load(path, map_location=device, weights_only=True)
 
 
-def is_whole(tensor: Tensor) -> bool:
+def check(path: Path) -> None:
+    """Refuse a file of torch's that is damaged, or of which more would be made than is in it.
+
+    Raises:
+        Exception: of many kinds, as damaged files make the readers raise.
+    """
+    check_zip(path)
+    check_pickles(path)
+
+
+def is_stored(tensor: Tensor) -> bool:
     """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return False

@@ -9,7 +9,7 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
-from linvit.checkpoints import is_whole, load
+from linvit.checkpoints import is_stored, load
 from linvit.config import Part, UserError, first_mistake, reason_of
 from linvit.files import replacing
 
@@ -199,7 +199,7 @@ def _check_model(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def _check_tensor(found: Tensor, expected: Tensor, name: str) -> None:
-    if found.dtype != expected.dtype or found.shape != expected.shape or not is_whole(found):
+    if found.dtype != expected.dtype or found.shape != expected.shape or not is_stored(found):
         raise ValueError(f"{name} is no dense {expected.dtype} of shape {list(expected.shape)}")
 
 

@@ -181,7 +181,7 @@ def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
-        if not checkpoints.is_whole(value) or not value.is_floating_point():
+        if not checkpoints.is_stored(value) or not value.is_floating_point():
             raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
         if not value.isfinite().all():
             raise SourceError(f"source {name!r}: {key} holds values that are not finite (NaN or inf)")

@@ -19,9 +19,10 @@ from fakes import metrics, write_evaluation
 from tally import Tally
 from tiny import CLASSES, RECIPE, SIZE, arrays, dataset, one_line, softmax_weights, spec, store_source, write_npz
 
-from linvit import datasets, decoded, incomplete, progress, results, sources
+from linvit import accuracy, datasets, decoded, incomplete, progress, results, sources
 from linvit.cli.command import _read
 from linvit.config import UserError
+from linvit.convert import export
 from linvit.files import write_sealed
 from linvit.fit import adamw
 from linvit.grid import Evaluation, RunSpec
@@ -140,6 +141,19 @@ def model(folder: Path) -> Subject:
     return Subject(folder / "model.safetensors", read)
 
 
+def converted(folder: Path, name: str) -> Subject:
+    of = spec("bands.npz")
+    torch.manual_seed(0)
+    save_model(build_vit(of.size, of.variant, num_classes=CLASSES), of, folder.parent / "run/model.safetensors")
+    export(folder.parent / "run", folder)
+
+    def read() -> tuple:
+        found = accuracy._converted(folder, of.dataset)
+        return content_of(found.model.state_dict()), found.origin, found.statistics, found.recipe, found.size
+
+    return Subject(folder / name, read)
+
+
 def collected(collect: Callable, path: Path) -> str:
     return incomplete.to_csv(collect([path]))
 
@@ -184,6 +198,8 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "idx, images": lambda folder: idx(folder, "images-idx3"),
     "idx, labels": lambda folder: idx(folder, "labels-idx1"),
     "model.safetensors": model,
+    "a converted model": lambda folder: converted(folder, "model.safetensors"),
+    "its config.json": lambda folder: converted(folder, "config.json"),
     "metrics.json": run_metrics,
     "ood/*.json": ood_metrics,
     "throughput.json": rates,
