@@ -58,7 +58,7 @@ def load(folder: str | Path) -> VisionTransformer:
             raise ModelError(f"{folder}: no model; allowed: a folder with {CONFIG} and {MODEL}, or of a finished run")
         return load_model(folder / MODEL)[1].eval()
     config = read_config(folder)
-    _check_files(folder, config)
+    check_files(folder, config)
     register()
     try:
         model = timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -87,8 +87,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_files(folder: Path, config: dict[str, Any]) -> None:
-    """Whether they are as linvit wrote them, and what torch wrote is no danger to read; of timm's, nothing tells."""
+def check_files(folder: Path, config: dict[str, Any]) -> None:
+    """Whether they are as linvit wrote them, and what torch wrote is no danger to read; of timm's, nothing tells.
+
+    Raises:
+        ModelError: names the file.
+    """
     path = folder / MODEL
     try:
         is_damaged = SEAL in config and config[SEAL] != _seal(config, folder)

@@ -277,6 +277,7 @@ def test_a_pickle_that_asks_for_memory_is_refused_before_timm_reads_it(tmp_path,
     with pytest.raises(UserError, match=f"{name}: cannot be read: it refers to __builtin__.bytearray") as caught:
         linvit.load(tmp_path / "teacher")
     one_line(caught.value)
+    assert f"{name}: cannot be read: it refers to" in refused(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
 
 
 def test_a_second_conversion_is_refused(tmp_path):
