@@ -4,19 +4,19 @@ that of a model in a folder."""
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import timm.data
 import torch
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from linvit import data, datasets
-from linvit.config import ConfigError, Dataset, Recipe, Size, first_mistake
+from linvit.config import ConfigError, Dataset, Part, Recipe, Size, first_mistake
 from linvit.device import pick_device
 from linvit.evaluate import evaluate
-from linvit.folders import CONFIG, load
+from linvit.folders import CONFIG, has_config, load, read_config
 from linvit.run import git_commit, versions
 from linvit.trained import MODEL, load_model
 
@@ -55,7 +55,7 @@ def accuracy_of(folder: Path, dataset: Dataset, *, data_root: Path, workers: int
     Raises:
         UserError: there is no model, or the data set is not there or is none of the model's.
     """
-    opened = _converted(folder, dataset) if (folder / CONFIG).is_file() else _of_run(folder, dataset)
+    opened = _converted(folder, dataset) if has_config(folder) else _of_run(folder, dataset)
     device, images = pick_device(), datasets.read(dataset, "test", data_root)
     restricted = Restricted(opened.model, datasets.scored_labels(dataset), dataset.classes).to(device)
     prepared = dataset.model_copy(update=opened.statistics)
@@ -79,19 +79,31 @@ def _of_run(run: Path, dataset: Dataset) -> Opened:
     return Opened(model, {"run": json.loads(spec.to_json())}, statistics, spec.recipe, spec.size)
 
 
+class Preparation(Part):
+    """How a model's images are prepared, as timm's configurations say it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_size: tuple[PositiveInt, PositiveInt, PositiveInt]
+    mean: tuple[float, ...]
+    std: tuple[PositiveFloat, ...]
+    crop_pct: Annotated[float, Field(ge=0.1, le=1)]
+    """Not below a tenth: images are resized to a side of the model's over it."""
+    interpolation: Literal["bilinear", "bicubic"]
+
+
 def _converted(folder: Path, dataset: Dataset) -> Opened:
-    model = load(folder)
+    model, config = load(folder), read_config(folder)
     _check_classes(model.num_classes, dataset)
-    images = timm.data.resolve_model_data_config(model)
-    channels, height, width = images["input_size"]
+    images = _images_of(model, config, folder / CONFIG)
+    channels, height, width = timm.data.resolve_model_data_config(model)["input_size"]  # the model's own
     if height != width:
         raise ConfigError(f"{folder}: images of {height}x{width} pixels; allowed: square ones")
-    try:
-        recipe = Recipe(
-            name="evaluation", epochs=1, eval_crop=images["crop_pct"], interpolation=images["interpolation"]
-        )
-    except ValidationError as error:
-        raise ConfigError(f"{folder / CONFIG}: {first_mistake(error, Recipe)}") from None
+    for key in ("mean", "std"):
+        if len(getattr(images, key)) != channels:
+            found = len(getattr(images, key))
+            raise ConfigError(f"{folder / CONFIG}: pretrained_cfg.{key}: found {found} values; allowed: {channels}")
+    recipe = Recipe(name="evaluation", epochs=1, eval_crop=images.crop_pct, interpolation=images.interpolation)
     size = Size.model_construct(
         name="converted",
         dim=model.embed_dim,
@@ -100,10 +112,17 @@ def _converted(folder: Path, dataset: Dataset) -> Opened:
         image_size=height,
         channels=channels,
     )
-    statistics = {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
-    config = json.loads((folder / CONFIG).read_bytes())
     origin = {key: config[key] for key in ("architecture", "model_args", "linvit") if key in config}
-    return Opened(model, {"model": origin}, statistics, recipe, size)
+    return Opened(model, {"model": origin}, {"mean": images.mean, "std": images.std}, recipe, size)
+
+
+def _images_of(model: VisionTransformer, config: dict[str, Any], path: Path) -> Preparation:
+    """What the configuration says, and for what it leaves out, timm."""
+    told = {key: value for key, value in config.get("pretrained_cfg", config).items() if value is not None}
+    try:
+        return Preparation.model_validate_json(json.dumps(timm.data.resolve_model_data_config(model) | told))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: pretrained_cfg.{first_mistake(error, Preparation)}") from None
 
 
 def _check_classes(classes: int, dataset: Dataset) -> None:

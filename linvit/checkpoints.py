@@ -21,6 +21,7 @@ from torch import Tensor
 
 from linvit.archives import check_zip
 from linvit.config import UserError
+from linvit.pickles import SCALARS, check_pickles
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
 """Entries that hold a model; the first that is there is taken: timm's order, then DINO's and iBOT's."""
@@ -35,7 +36,7 @@ SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
     np.dtype,
     *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]},
-    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    *((_SCALAR, name) for name in SCALARS),
 ]
 
 
@@ -129,9 +130,26 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
     Raises:
         Exception: of many kinds, as damaged files make torch raise.
     """
-    check_zip(path)
+    check(path)
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         return torch.load(path, map_location=device, weights_only=True)
+
+
+def check(path: Path) -> None:
+    """Refuse a file of torch's that is damaged, or of which more would be made than is in it.
+
+    Raises:
+        Exception: of many kinds, as damaged files make the readers raise.
+    """
+    check_zip(path)
+    check_pickles(path)
+
+
+def is_stored(tensor: Tensor) -> bool:
+    """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _state_of(raw: Any) -> tuple[dict[str, Tensor], Counter]:

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from linvit.config import Recipe, RunEnded
 from linvit.data import Batches, Stream
 from linvit.device import autocast, to_device
-from linvit.progress import CheckpointError, Progress, restore, save
+from linvit.progress import CheckpointError, Progress, Schedule, restore, save
 from linvit.ranks import Ranks
 from linvit.watch import Watch
 
@@ -75,7 +75,8 @@ def fit(
     """
     optimizer = adamw(model, recipe)
     begin = time.perf_counter()
-    progress = _resumed(checkpoint, identity, model, optimizer, ranks)
+    schedule = Schedule(recipe.epochs, len(batches), recipe.eval_every if evaluate else None, auxiliary is not None)
+    progress = _resumed(checkpoint, identity, model, optimizer, schedule, ranks)
 
     def keep() -> None:
         if checkpoint and ranks.first:
@@ -91,7 +92,7 @@ def fit(
             keep()
             raise Interrupted(f"stopped in epoch {loop.before + progress.epochs + 1} after step {progress.step}")
         record = loop.record(progress)
-        if evaluate and (record["epoch"] % recipe.eval_every == 0 or record["epoch"] == recipe.epochs):
+        if evaluate and schedule.is_evaluated(record["epoch"]):
             keep()  # an evaluation may take longer than the notice before a time limit
             record |= evaluate()
         watch.epoch(record)
@@ -286,11 +287,16 @@ def mixing(recipe: Recipe, num_classes: int) -> Callable[[Tensor, Tensor], tuple
 
 
 def _resumed(
-    checkpoint: Path | None, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
+    checkpoint: Path | None,
+    identity: str,
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    schedule: Schedule,
+    ranks: Ranks,
 ) -> Progress:
     """Where the checkpoint left the run; its start if there is none, or one of a run with other settings."""
     is_there = checkpoint is not None and checkpoint.exists()
-    found = restore(checkpoint, identity, model, optimizer) if is_there else None
+    found = restore(checkpoint, identity, model, optimizer, schedule) if is_there else None
     progress = found or Progress()
     # A file system that is slow to tell may show the checkpoint, or its newest version, to some ranks only.
     steps = torch.tensor([progress.epochs, progress.step])

@@ -16,7 +16,7 @@ from torch import Tensor
 from linvit import checkpoints
 from linvit.config import ConfigError, UserError, reason_of
 from linvit.config.mistakes import meant, names
-from linvit.folders import CONFIG
+from linvit.folders import CONFIG, check_files
 from linvit.sources import SourceError
 from linvit.timm_models import LINVIT, OF_WEIGHTS, configuration_of
 
@@ -66,6 +66,7 @@ def _of_folder(path: Path, kwargs: dict[str, Any]) -> Pretrained:
     if architecture.startswith(LINVIT):
         raise SourceError(f"{path}: a {architecture}, which is linearised already; allowed: a Softmax ViT")
     _check_known(architecture, f"{path / CONFIG}: no model of timm's")
+    check_files(path, config)
     load = partial(timm.create_model, f"local-dir:{path}", pretrained=True, **kwargs)
     configuration = images | {"architecture": LINVIT, "num_classes": classes}
     return Pretrained(architecture, args | kwargs, configuration, partial(_loaded, str(path), load))

@@ -6,17 +6,19 @@ import math
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import timm
 import timm.data
 import torch
+from pydantic import ConfigDict, PositiveFloat, ValidationError, model_validator
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from linvit import checkpoints
-from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Size, UserError, reason_of
+from linvit.config import IMAGENET_MEAN, IMAGENET_STD, Part, Size, UserError, first_mistake, reason_of
 from linvit.files import replacing, resource, scratch, sha256_of, write_text
 from linvit.grid import Source
 from linvit.vit import build_vit
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 WEIGHTS = "weights.safetensors"
 MANIFEST = "source.json"
+LEVELS = 64
+"""Of a file's own history; each preparation adds one."""
 
 
 class SourceError(UserError):
@@ -77,6 +81,7 @@ def _store_published(path: Path, source: Source, folder: Path, origin: dict) -> 
     """Store a file in its authors' layout, with what it says of its own history and what was left out of it."""
     try:
         checkpoint, metadata = checkpoints.read(path), _metadata(path)
+        _check_history(metadata)
     except checkpoints.CheckpointError as error:
         raise SourceError(f"source {source.folder!r}: {source.path or source.url}: {error}") from error
     return store(checkpoint.tensors, source, folder, {**origin, **metadata, **checkpoint.conversion})
@@ -181,17 +186,10 @@ def _check_tensors(tensors: dict[str, Tensor], name: str) -> None:
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise SourceError(f"source {name!r} has an unknown parameter {key!r}, a {type(value).__name__}")
-        if not _is_whole(value):
+        if not checkpoints.is_stored(value) or not value.is_floating_point():
             raise SourceError(f"source {name!r}: {key} is no dense tensor of floats whose values are all in the file")
         if not value.isfinite().all():
             raise SourceError(f"source {name!r}: {key} holds values that are not finite (NaN or inf)")
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether all its values are there: a tensor may be of any shape over a few bytes that it repeats."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.is_floating_point():
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _grid_of(tensors: dict[str, Tensor], source: Source) -> tuple[int, int]:
@@ -218,14 +216,53 @@ def _metadata(path: Path) -> dict:
         raise checkpoints.CheckpointError(f"its metadata 'linvit' is no JSON: {reason_of(error)}") from error
 
 
+def _check_history(metadata: dict) -> None:
+    """Whether `load` will make of it what it finds: it would take for damage what no second fetch mends."""
+    try:
+        _check_levels(metadata)
+        _statistics_in(json.loads(json.dumps(metadata, allow_nan=False)))  # NaN is not the same when it is read again
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = first_mistake(error, _Statistics) if isinstance(error, ValidationError) else reason_of(error)
+        raise checkpoints.CheckpointError(
+            f"its metadata 'linvit' is not what linvit source writes: {reason}"
+        ) from error
+
+
+def _check_levels(value: Any) -> None:
+    """Readers and writers of JSON give up at a depth that is not always the same."""
+    layer = [value]
+    for _ in range(LEVELS):
+        inner = (part.values() if isinstance(part, dict) else part if isinstance(part, list) else () for part in layer)
+        layer = [value for values in inner for value in values]
+    if layer:
+        raise ValueError(f"more than {LEVELS} levels")
+
+
+class _Statistics(Part):
+    """Of a training's images, among what else is told of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    mean: tuple[float, ...]
+    std: tuple[PositiveFloat, ...]
+
+    @model_validator(mode="after")
+    def _is_of_the_same_channels(self) -> "_Statistics":
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std differ in length")
+        return self
+
+
 def _statistics_in(manifest: dict) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """From timm's configuration or the spec of a training by the pipeline, of this file or the one it was made of."""
-    if "images" in manifest:
-        return tuple(manifest["images"]["mean"]), tuple(manifest["images"]["std"])
-    if "spec" in manifest:
-        dataset = manifest["spec"]["dataset"]
-        return tuple(dataset.get("mean", IMAGENET_MEAN)), tuple(dataset.get("std", IMAGENET_STD))
-    return _statistics_in(manifest["provenance"]) if "provenance" in manifest else None
+    while "images" not in manifest and "spec" not in manifest:
+        if "provenance" not in manifest:
+            return None
+        manifest = manifest["provenance"]
+    defaults = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # which a spec leaves out
+    found = manifest["images"] if "images" in manifest else defaults | manifest["spec"]["dataset"]
+    statistics = _Statistics.model_validate_json(json.dumps(found))
+    return statistics.mean, statistics.std
 
 
 def _reason(error: Exception) -> str:

@@ -31,7 +31,7 @@ def save_model(model: VisionTransformer, spec: RunSpec, path: Path) -> None:
     Under one key: the order of several would be another each time.
     """
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    run = {"spec": spec.to_json(), "sha256": _digest(spec.to_json(), state)}
+    run = {"spec": spec.to_json(), "sha256": digest_of(spec.to_json(), state)}
     with replacing(path) as temporary:
         temporary.write_bytes(to_safetensors(state, {"run": json.dumps(run)}))
 
@@ -50,7 +50,7 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         # Models of before there were checksums hold the spec alone.
         run = json.loads(metadata["run"]) if "run" in metadata else metadata
         state, spec = load_file(path), RunSpec.from_json(run["spec"])
-        if run.get("sha256") not in (None, _digest(run["spec"], state)):
+        if run.get("sha256") not in (None, digest_of(run["spec"], state)):
             raise ModelError("damaged: the checksum in it does not hold")
         model = build_vit(spec.size, spec.variant, num_classes=spec.dataset.classes)
         model.load_state_dict(state)
@@ -68,9 +68,9 @@ def _why_missing(path: Path) -> str:
     return f"{path}: not found; allowed: the folder of a finished run, or one that linvit convert wrote"
 
 
-def _digest(spec: str, state: Mapping[str, Tensor]) -> str:
-    """Of the spec and of every parameter's name, kind, shape and bytes."""
-    digest = hashlib.sha256(spec.encode())
+def digest_of(text: str, state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text, such as a spec, and of every parameter's name, kind, shape and bytes."""
+    digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -1,16 +1,19 @@
 """A trained run out of distribution: which model, which images, which of its answers count."""
 
 import json
+import math
 from pathlib import Path
 
 import PIL.Image
 import pytest
+import timm.data
 import torch
 from tiny import RECIPE, changed, dataset, one_line, spec
 
 from linvit import accuracy
 from linvit.accuracy import Restricted, accuracy_of
 from linvit.config import Dataset, UserError
+from linvit.convert import export
 from linvit.device import pick_device
 from linvit.files import is_whole, write_sealed
 from linvit.grid import Evaluation, RunSpec
@@ -102,6 +105,39 @@ def test_images_are_prepared_as_for_the_runs_own_test_split(tmp_path, monkeypatc
     assert torch.cat([labels, last]).tolist() == [2, 2, 4]
     assert images.shape == (2, 1, 16, 16)
     assert torch.allclose(images.cpu(), torch.tensor((100 / 255 - 0.4) / 0.2))
+
+
+TOLD = {
+    "mean": [[0.4, 0.5], "x", None, [math.nan], [], ["x"], 3],
+    "std": [[-1.0], [0.0], [math.nan], [0.1, 0.2], "x", None],
+    "crop_pct": [0, 1e-9, 2.0, "x", math.nan, True],
+    "interpolation": ["random", 3, ""],
+    "input_size": ["x", [1], [1, 16, -16], [1.5, 16, 16]],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in TOLD.items() for value in values], ids=repr)
+def test_images_that_cannot_be_prepared_as_a_configuration_says_are_told_with_file_and_key(tmp_path, key, value):
+    export(write_run(tmp_path / "run", [0.0] * 7), tmp_path / "out")
+    path = tmp_path / "out/config.json"
+    config = json.loads(path.read_text())
+    del config["sha256"]  # on purpose
+    config["pretrained_cfg"][key] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError) as caught:
+        accuracy_of(tmp_path / "out", write_shifted(tmp_path, {"n02": 2}), data_root=tmp_path)
+    assert one_line(caught.value).startswith(f"{path}: pretrained_cfg.{key}")
+
+
+def test_what_a_configuration_leaves_out_is_as_timm_has_it(tmp_path):
+    export(write_run(tmp_path / "run", [0.0] * 7), tmp_path / "out")
+    path = tmp_path / "out/config.json"
+    config = json.loads(path.read_text())
+    del config["sha256"], config["pretrained_cfg"]["crop_pct"]
+    config["pretrained_cfg"]["interpolation"] = None
+    path.write_text(json.dumps(config))
+    opened = accuracy._converted(tmp_path / "out", SPEC.dataset)
+    assert (opened.recipe.eval_crop, opened.recipe.interpolation) == (timm.data.DEFAULT_CROP_PCT, "bicubic")
 
 
 def test_a_split_of_another_data_set_is_refused(tmp_path):

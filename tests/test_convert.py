@@ -216,9 +216,68 @@ def test_a_folder_without_a_model_is_told_in_one_line(tmp_path):
     convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
     weights = tmp_path / "out/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:500])
-    with pytest.raises(UserError, match="not a model that timm and this code can read") as caught:
+    with pytest.raises(UserError, match=r"out/model.safetensors: cannot be read: ") as caught:
         linvit.load(tmp_path / "out")
     one_line(caught.value)
+
+
+def edit(folder: Path, **changes) -> None:
+    """Change the configuration on purpose: without its checksum it is believed."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"]
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_bit_that_has_flipped_is_noticed_unless_the_checksum_is_gone(tmp_path):
+    source(tmp_path / "teacher")
+    convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
+    weights = tmp_path / "out/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 64
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"model.safetensors or .*config.json is damaged: .* removes the key sha256"):
+        linvit.load(tmp_path / "out")
+    edit(tmp_path / "out")
+    linvit.load(tmp_path / "out")
+
+
+def test_an_edited_configuration_is_noticed_unless_the_checksum_is_gone(tmp_path):
+    source(tmp_path / "teacher")
+    convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
+    path = tmp_path / "out/config.json"
+    path.write_text(path.read_text().replace('"crop_pct": 0.9', '"crop_pct": 0.8'))
+    with pytest.raises(UserError, match=r"config.json is damaged"):
+        linvit.load(tmp_path / "out")
+    edit(tmp_path / "out")
+    assert timm.data.resolve_model_data_config(linvit.load(tmp_path / "out"))["crop_pct"] == 0.8
+
+
+@pytest.mark.parametrize("place", ["num_classes", "pretrained_cfg.num_classes"])
+def test_other_classes_than_the_models_are_refused(tmp_path, place):
+    """timm would put a new classifier, random, in the place of the stored one."""
+    source(tmp_path / "teacher")
+    convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
+    told = json.loads((tmp_path / "out/config.json").read_text())["pretrained_cfg"] | {"num_classes": 7}
+    edit(tmp_path / "out", **({"num_classes": 7} if place == "num_classes" else {"pretrained_cfg": told}))
+    with pytest.raises(UserError, match=f"config.json: {place}: found 7; allowed: 5") as caught:
+        linvit.load(tmp_path / "out")
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth"])
+def test_a_pickle_that_asks_for_memory_is_refused_before_timm_reads_it(tmp_path, name, monkeypatch):
+    class Asks:
+        def __reduce__(self):
+            return bytearray, (4 * 10**9,)
+
+    source(tmp_path / "teacher")
+    (tmp_path / "teacher/model.safetensors").unlink()
+    torch.save({"x": Asks()}, tmp_path / "teacher" / name)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpickled"))
+    with pytest.raises(UserError, match=f"{name}: cannot be read: it refers to __builtin__.bytearray") as caught:
+        linvit.load(tmp_path / "teacher")
+    one_line(caught.value)
+    assert f"{name}: cannot be read: it refers to" in refused(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
 
 
 def test_a_second_conversion_is_refused(tmp_path):
@@ -263,6 +322,7 @@ STRANGE = {
 def test_a_strange_configuration_is_told_in_one_line(change, tmp_path, monkeypatch):
     source(tmp_path / "teacher")
     convert(str(tmp_path / "teacher"), tmp_path / "out", **RELU)
+    edit(tmp_path / "out")
     path = tmp_path / "out/config.json"
     config = json.loads(path.read_text())
     if isinstance(change, dict):

@@ -559,13 +559,13 @@ def test_a_resumed_run_ends_bit_identical_to_an_undisturbed_one(tmp_path):
     recipe = changed(RECIPE, epochs=5, mixup=0.8, cutmix=1.0)
     path = tmp_path / "checkpoint.pt"
     whole, resumed = tiny_vit("ttt", drop_path=0.2), tiny_vit("ttt", drop_path=0.2)
-    expected = fit(whole, _Images(), recipe, STREAM, num_classes=CLASSES, evaluate=lambda: {"top1": 1.0})
+    expected = fit(whole, _Images(), recipe, STREAM, num_classes=CLASSES, evaluate=lambda: {"top1": 1.0, "top5": 1.0})
     for stop_at in (2, 4):
 
         def stop(epoch=stop_at):
             if len(history_of(path)) >= epoch:
                 raise Stop
-            return {"top1": 1.0}
+            return {"top1": 1.0, "top5": 1.0}
 
         with pytest.raises(Stop):
             fit(
@@ -579,7 +579,13 @@ def test_a_resumed_run_ends_bit_identical_to_an_undisturbed_one(tmp_path):
             )
         torch.manual_seed(stop_at)
     found = fit(
-        resumed, _Images(), recipe, STREAM, num_classes=CLASSES, checkpoint=path, evaluate=lambda: {"top1": 1.0}
+        resumed,
+        _Images(),
+        recipe,
+        STREAM,
+        num_classes=CLASSES,
+        checkpoint=path,
+        evaluate=lambda: {"top1": 1.0, "top5": 1.0},
     )
     assert found.history == expected.history
     assert found.images == expected.images == 5 * 32
@@ -639,7 +645,7 @@ def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed(tmp_path, capl
 
 def test_a_run_killed_in_an_evaluation_trains_no_step_again(tmp_path):
     path, steps = tmp_path / "checkpoint.pt", []
-    whole = fitted(evaluate=lambda: {"top1": 50.0})
+    whole = fitted(evaluate=lambda: {"top1": 50.0, "top5": 60.0})
 
     def killed() -> dict[str, float]:
         raise KeyboardInterrupt
@@ -649,7 +655,7 @@ def test_a_run_killed_in_an_evaluation_trains_no_step_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fitted(model, recipe=recipe, checkpoint=path, evaluate=killed)
     model.register_forward_hook(lambda *_: steps.append(1))
-    progress = fitted(model, recipe=recipe, checkpoint=path, evaluate=lambda: {"top1": 50.0})
+    progress = fitted(model, recipe=recipe, checkpoint=path, evaluate=lambda: {"top1": 50.0, "top5": 60.0})
     assert len(steps) == len(Held())  # those of the third epoch
     assert [record["loss"] for record in progress.history] == [record["loss"] for record in whole.history]
     assert progress.history[1]["top1"] == 50.0
@@ -726,7 +732,8 @@ def test_saving_and_restoring_keeps_everything(tmp_path):
     optimizer = torch.optim.AdamW(parameter_groups(model, RECIPE), lr=1e-3)
     model(torch.randn(2, 1, 16, 16)).square().sum().backward()
     optimizer.step()
-    progress = Progress([{"epoch": 1, "loss": 0.1, "distill_loss": None, "top1": 3.0}], 1.5, 21)
+    record = {"epoch": 1, "lr": 0.1, "loss": 0.1, "task_loss": 0.1, "distill_loss": None, "top1": 3.0, "top5": 9.0}
+    progress = Progress([record], step=1, losses=[(0.5, None, 2)], seconds=1.5, images=21)
     save(tmp_path / "c.pt", "λ", model, optimizer, progress)
     other = tiny_vit("mhla")
     other_optimizer = torch.optim.AdamW(parameter_groups(other, RECIPE), lr=1e-3)

@@ -312,6 +312,44 @@ def test_a_file_without_history_has_no_statistics(tmp_path):
     assert load(tmp_path / "out").statistics is None
 
 
+HISTORIES = {
+    '{"images": {"mean": "x", "std": 3}}': "mean: found 'x'; allowed: a list",
+    '{"images": {"mean": [0.1], "std": [0]}}': "std.0: found 0; allowed: above 0",
+    '{"images": {"mean": [0.1, 0.2], "std": [1.0]}}': "mean and std differ in length",
+    '{"images": {"mean": [0.1]}}': "std: missing",
+    '{"images": 3}': "",
+    '{"images": {"mean": [NaN], "std": [1.0]}}': "not JSON compliant",
+    '{"spec": {"dataset": {"std": [-1.0, 1.0, 1.0]}}}': "std.0: found -1.0; allowed: above 0",
+    '{"spec": {"dataset": []}}': "",
+    '{"spec": []}': "",
+    '{"provenance": {"provenance": {"images": "x"}}}': "",
+    '{"anything": NaN}': "not JSON compliant",
+    '{"anything": 1e999}': "not JSON compliant",
+    '{"provenance": 3}': "",
+    "3": "",
+    '{"a": ' * 900 + "1" + "}" * 900: "more than 64 levels",
+}
+
+
+@pytest.mark.parametrize(("history", "told"), HISTORIES.items(), ids=[text[:40] for text in HISTORIES])
+def test_a_history_that_could_not_be_read_again_is_refused_when_it_is_fetched(tmp_path, weights, history, told):
+    """It would be told as damage then, for which no other fetch is a remedy."""
+    path = tmp_path / "published.safetensors"
+    path.write_bytes(sources.to_safetensors(weights, {"linvit": history}))
+    text = refusal(source(path=str(path)), tmp_path / "out")
+    assert f"{path}: its metadata 'linvit' is " in text
+    assert told in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("history", ["{}", "[1]", '"text"', '{"images": {"mean": [0], "std": [1], "x": null}}'])
+def test_any_other_history_is_kept_and_read_again(tmp_path, weights, history):
+    path = tmp_path / "published.safetensors"
+    path.write_bytes(sources.to_safetensors(weights, {"linvit": history}))
+    fetch(source(path=str(path)), tmp_path / "out")
+    assert load(tmp_path / "out").statistics == (((0.0,), (1.0,)) if "images" in history else None)
+
+
 @pytest.mark.parametrize("classes", [0, 1, 1000])
 def test_a_source_may_have_any_head_or_none(tmp_path, classes):
     tensors = softmax_weights(classes=classes)

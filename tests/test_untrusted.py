@@ -1,6 +1,8 @@
 """Files of strangers: no code of theirs runs, none unpacks to more than memory holds, none is written elsewhere."""
 
+import argparse
 import ast
+import codecs
 import gzip
 import io
 import json
@@ -11,7 +13,11 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,13 +222,13 @@ def test_a_stream_is_not_read_further_than_its_header_says(tmp_path, header, tol
     assert peak() < 8 * 2**20
 
 
-def repacked(path: Path, method: int) -> Path:
-    """A file of torch's, its records compressed."""
+def rewrite(path: Path, change: Callable[[str, bytes], bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    """A file of torch's with other records."""
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in records.items():
-            archive.writestr(name, content)
+            archive.writestr(name, change(name, content))
     return path
 
 
@@ -233,7 +239,7 @@ def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_refused_before_it_is_un
     with pytest.raises(
         checkpoints.CheckpointError, match=r"its records unpack to 4,00\d,\d+ bytes, more than the"
     ) as caught:
-        checkpoints.read(repacked(path, zipfile.ZIP_DEFLATED))
+        checkpoints.read(rewrite(path, lambda _, content: content, zipfile.ZIP_DEFLATED))
     one_line(caught.value)
 
 
@@ -276,6 +282,123 @@ def test_a_file_that_was_saved_without_checksums_is_refused_with_the_reason(tmp_
     with pytest.raises(checkpoints.CheckpointError, match="or was saved without checksums") as caught:
         checkpoints.read(path)
     assert "set_crc32_options(False)" in one_line(caught.value)
+
+
+class Asks:
+    """Unpickling it calls a function, and sets the attributes of what that gives."""
+
+    def __init__(self, function: Callable, *arguments: Any, state: Any = None) -> None:
+        self.asked = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self):
+        return self.asked
+
+
+def encoded_again_and_again(times: int) -> Any:
+    return Asks(codecs.encode, encoded_again_and_again(times - 1), "hex") if times else "text"
+
+
+def huge_tensor() -> Asks:
+    (storage,) = torch.zeros(1).__reduce_ex__(2)[1][:1]
+    return Asks(torch._utils._rebuild_tensor_v2, storage, 0, (10**10,), (1,), False, OrderedDict())
+
+
+TEXT, MANY = "x" * 1000, {str(number): number for number in range(1000)}
+SCALAR = np.float64().__reduce__()[0]
+ASKING: dict[str, tuple[Callable[[], Any], str]] = {
+    "bytes": (lambda: Asks(bytearray, 4 * 10**9), "it refers to __builtin__.bytearray, and only tensors are unpickled"),
+    "a number of 2 GB": (lambda: Asks(SCALAR, Asks(np.dtype, "V2000000000")), "it calls numpy.dtype as neither"),
+    "a text": (lambda: Asks(SCALAR, Asks(np.dtype, "U500000000")), "it calls numpy.dtype as neither"),
+    "a number that is made larger": (
+        lambda: Asks(np.dtype, "f8", False, True, state=(3, "<", None, None, None, 2 * 10**9, 1, 0)),
+        "it sets attributes as neither torch nor numpy does",
+    ),
+    "a storage": (lambda: Asks(torch.UntypedStorage, 10**10), "it refers to torch.storage.UntypedStorage"),
+    "a kind of tensors": (lambda: Asks(torch.FloatTensor, 10**10), "it refers to torch.FloatTensor"),
+    "a class of tensors": (lambda: Asks(torch.Tensor, 10**10), "it refers to torch.Tensor|torch._tensor.Tensor"),
+    "a tensor": (huge_tensor, "it calls torch._utils._rebuild_tensor_v2 as neither"),
+    "a text that grows": (lambda: encoded_again_and_again(40), "it calls _codecs.encode as neither"),
+    "one text many times": (lambda: [Asks(codecs.encode, TEXT, "latin1") for _ in MANY], "encodes a text more than"),
+    "a wide text many times": (lambda: [Asks(codecs.encode, TEXT, "utf-32") for _ in MANY], "_codecs.encode"),
+    "one list many times": (lambda: [Asks(set, many) for many in [list(MANY)] for _ in MANY], "__builtin__.set"),
+    "one dictionary many times": (lambda: [Asks(OrderedDict, MANY) for _ in MANY], "it calls collections.OrderedDict"),
+    "its keys many times": (lambda: [Asks(Counter, MANY) for _ in MANY], "it calls collections.Counter"),
+    "one shape many times": (
+        lambda: [Asks(torch.Size, shape) for shape in [tuple(range(1000))] for _ in MANY],
+        "it calls torch.Size as neither",
+    ),
+    "one namespace many times": (
+        lambda: [Asks(argparse.Namespace, state=MANY) for _ in MANY],
+        "it sets attributes as neither",
+    ),
+}
+"""What takes far more memory than the bytes of a file that ask for it."""
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize(("asking", "told"), ASKING.values(), ids=ASKING)
+def test_a_checkpoint_that_only_asks_for_memory_is_refused_before_it_is_unpickled(
+    tmp_path, monkeypatch, asking, told, zipped
+):
+    path = tmp_path / "published.pth"
+    torch.save({"model": softmax_weights(), "args": asking()}, path, _use_new_zipfile_serialization=zipped)
+    assert path.stat().st_size < 150_000
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpickled"))
+    with pytest.raises(checkpoints.CheckpointError, match=told) as caught:
+        checkpoints.read(path)
+    one_line(caught.value)
+
+
+def test_a_storage_that_is_said_to_be_larger_than_what_is_stored_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpickled"))
+    small, large = b"K" + bytes([100]), b"J" + struct.pack("<i", 2**31 - 1)
+    old, new = tmp_path / "legacy.pth", tmp_path / "zip.pth"
+    torch.save({"pos_embed": torch.zeros(100)}, old, _use_new_zipfile_serialization=False)
+    old.write_bytes(old.read_bytes().replace(small, large))
+    with pytest.raises(checkpoints.CheckpointError, match="it tells of storages of 8,589,934,588 bytes and has"):
+        checkpoints.read(old)
+    torch.save({"pos_embed": torch.zeros(100)}, new)
+    rewrite(new, lambda name, content: content.replace(small, large) if name.endswith("data.pkl") else content)
+    with pytest.raises(checkpoints.CheckpointError, match="it tells of a storage of 8,589,934,588 bytes and holds 400"):
+        checkpoints.read(new)
+
+
+@pytest.mark.parametrize("name", ["published/data.pkl", "PUBLISHED/Data.pkl"])
+def test_a_second_pickle_behind_the_one_that_is_looked_at_is_refused(tmp_path, name):
+    path = tmp_path / "published.pth"
+    torch.save({"model": softmax_weights()}, path)
+    with (
+        pytest.warns(UserWarning, match="Duplicate name") if name.islower() else nullcontext(),
+        zipfile.ZipFile(path, "a") as archive,
+    ):
+        archive.writestr(name, pickle.dumps({"model": {}}, 2))
+    with pytest.raises(checkpoints.CheckpointError, match="it has two records of one name"):
+        checkpoints.read(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_what_trainings_store_beside_weights_is_read(tmp_path, zipped):
+    """Of what others pickle nothing is in doubt but the size."""
+    path, shared = tmp_path / "published.pth", torch.arange(6.0)
+    beside = {
+        "args": argparse.Namespace(nested=argparse.Namespace(values=[1, 2.5, None, True]), size=torch.Size([2, 3])),
+        "lr_scheduler": {"milestones": Counter([30, 60, 60]), "lr": [np.float32(0.5), np.float64(0.1), np.int64(3)]},
+        "kinds": {torch.float16, "text"},
+        "device": [torch.device("cpu"), torch.device("cuda", 0)],
+        "bytes": [b"abc", b"abc\xff"],
+        "large": 2**100,
+        "views": (shared[::2], shared.view(2, 3).T, shared[:0], torch.tensor(3.0)),
+        "again": [shared, shared, {"empty": ()}, torch.nn.Parameter(shared)],
+    }
+    torch.save(
+        {"model": OrderedDict(softmax_weights()), "optimizer": beside}, path, _use_new_zipfile_serialization=zipped
+    )
+    assert checkpoints.read(path).tensors.keys() == softmax_weights().keys()
+    found = checkpoints.load(path)["optimizer"]
+    for key in beside.keys() - {"views", "again"}:
+        assert found[key] == beside[key]
+    assert all(torch.equal(one, other) for one, other in zip(found["views"], beside["views"], strict=True))
 
 
 def test_what_torch_writes_is_read(tmp_path):

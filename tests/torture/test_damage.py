@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+import math
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from fakes import metrics, write_evaluation
 from tally import Tally
 from tiny import CLASSES, RECIPE, SIZE, arrays, dataset, one_line, softmax_weights, spec, store_source, write_npz
 
-from linvit import datasets, decoded, incomplete, progress, results, sources
+from linvit import accuracy, datasets, decoded, incomplete, progress, results, sources
 from linvit.cli.command import _read
 from linvit.config import UserError
+from linvit.convert import export
 from linvit.files import write_sealed
 from linvit.fit import adamw
 from linvit.grid import Evaluation, RunSpec
@@ -55,12 +57,13 @@ def content_of(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-def checkpoint(folder: Path) -> Subject:
-    def fresh() -> tuple:
-        torch.manual_seed(0)
-        model = build_vit(SIZE, num_classes=CLASSES)
-        return model, adamw(model, RECIPE)
+def fresh() -> tuple:
+    torch.manual_seed(0)
+    model = build_vit(SIZE, num_classes=CLASSES)
+    return model, adamw(model, RECIPE)
 
+
+def checkpoint(folder: Path) -> Subject:
     model, optimizer = fresh()
     model(torch.randn(2, 1, 16, 16)).sum().backward()
     optimizer.step()
@@ -69,7 +72,7 @@ def checkpoint(folder: Path) -> Subject:
 
     def read() -> tuple:
         model, optimizer = fresh()
-        found = progress.restore(path, "a run", model, optimizer)
+        found = progress.restore(path, "a run", model, optimizer, progress.Schedule(epochs=3, steps=4, eval_every=2))
         state = [content_of(values) for values in optimizer.state_dict()["state"].values()]
         return found, content_of(model.state_dict()), state
 
@@ -138,6 +141,19 @@ def model(folder: Path) -> Subject:
     return Subject(folder / "model.safetensors", read)
 
 
+def converted(folder: Path, name: str) -> Subject:
+    of = spec("bands.npz")
+    torch.manual_seed(0)
+    save_model(build_vit(of.size, of.variant, num_classes=CLASSES), of, folder.parent / "run/model.safetensors")
+    export(folder.parent / "run", folder)
+
+    def read() -> tuple:
+        found = accuracy._converted(folder, of.dataset)
+        return content_of(found.model.state_dict()), found.origin, found.statistics, found.recipe, found.size
+
+    return Subject(folder / name, read)
+
+
 def collected(collect: Callable, path: Path) -> str:
     return incomplete.to_csv(collect([path]))
 
@@ -182,6 +198,8 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "idx, images": lambda folder: idx(folder, "images-idx3"),
     "idx, labels": lambda folder: idx(folder, "labels-idx1"),
     "model.safetensors": model,
+    "a converted model": lambda folder: converted(folder, "model.safetensors"),
+    "its config.json": lambda folder: converted(folder, "config.json"),
     "metrics.json": run_metrics,
     "ood/*.json": ood_metrics,
     "throughput.json": rates,
@@ -206,6 +224,169 @@ def test_a_damaged_file_changes_no_result(folder: Path, tally: Tally, name: str,
 def test_a_file_edited_by_hand_changes_no_result(folder: Path, tally: Tally, name: str) -> None:
     subject = SUBJECTS[name](folder)
     inject(subject, edits(subject.path.read_bytes()), name, tally)
+
+
+Content = dict[str, Any]
+
+
+def progressed(**changes: Any) -> Callable[[Content], None]:
+    return lambda content: content["progress"].update(changes)
+
+
+def trained(**changes: Callable[[torch.Tensor], Any]) -> Callable[[Content], None]:
+    """Change what the optimizer knows of each parameter."""
+
+    def change(content: Content) -> None:
+        for state in content["optimizer"]["state"].values():
+            state.update({name: make(state[name]) for name, make in changes.items()})
+
+    return change
+
+
+def weighed(name: str, make: Callable[[torch.Tensor], Any]) -> Callable[[Content], None]:
+    return lambda content: content["model"].update({name: make(content["model"][name])})
+
+
+def grouped(**changes: Any) -> Callable[[Content], None]:
+    return lambda content: [group.update(changes) for group in content["optimizer"]["param_groups"]] and None
+
+
+def lacking(*way: str | int) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        for key in way[:-1]:
+            content = content[key]
+        del content[way[-1]]
+
+    return change
+
+
+def overlapping(tensor: torch.Tensor) -> torch.Tensor:
+    """As large as it says, but all of it at the last of its places; what writes one after the other runs out of it."""
+    return torch.zeros(tensor.numel()).as_strided(tensor.shape, [0] * tensor.ndim, tensor.numel() - 1)
+
+
+RECORD = {"epoch": 1, "lr": 0.1, "loss": 1.0, "task_loss": 1.0, "distill_loss": None}
+EVALUATED = RECORD | {"epoch": 2, "top1": 50.0, "top5": 60.0}
+ODD: dict[str, tuple[Callable[[Content], Any], str]] = {
+    "no history": (progressed(history=None), "progress.history: "),
+    "numbers for epochs": (progressed(history=[1, 2, 3]), "progress.history.0: found 1; allowed: keys with values"),
+    "empty epochs": (progressed(history=[{}]), "progress.history.0.epoch: missing"),
+    "a rate that is text": (progressed(history=[RECORD | {"lr": "x"}]), "progress.history.0.lr: found 'x'"),
+    "an unknown key": (progressed(history=[RECORD | {"x": 1.0}]), "unknown key"),
+    "the same epoch twice": (progressed(history=[RECORD, RECORD]), "its epochs are not counted from 1"),
+    "an evaluation too few": (progressed(history=[RECORD, RECORD | {"epoch": 2}]), "evaluations of other epochs"),
+    "an evaluation too many": (progressed(history=[EVALUATED | {"epoch": 1}]), "evaluations of other epochs"),
+    "half an evaluation": (progressed(history=[RECORD, RECORD | {"epoch": 2, "top1": 1.0}]), "top1 without top5"),
+    "an accuracy above all": (progressed(history=[RECORD, EVALUATED | {"top1": 101.0}]), "up to 100"),
+    "more epochs than the run's": (
+        progressed(history=[RECORD, EVALUATED, EVALUATED | {"epoch": 3}, EVALUATED | {"epoch": 4}], step=0, losses=[]),
+        "4 epochs and 0 steps of a run of 3 epochs of 4 steps",
+    ),
+    "a step behind the last": (
+        progressed(history=[RECORD, EVALUATED, EVALUATED | {"epoch": 3}]),
+        "3 epochs and 1 steps of a run of 3 epochs of 4 steps",
+    ),
+    "more steps than an epoch's": (progressed(step=5, losses=[(1.0, None, 2)] * 5), "0 epochs and 5 steps of a run"),
+    "a step below 0": (progressed(step=-1), "progress.step: found -1; allowed: 0 or above"),
+    "half a step": (progressed(step=1.0), "progress.step: found 1.0; allowed: a whole number"),
+    "a step that is text": (progressed(step="a"), "progress.step: found 'a'"),
+    "a step without a loss": (progressed(losses=[]), "0 losses of 1 steps"),
+    "a third of a loss": (progressed(losses=[(1,)]), "progress.losses.0"),
+    "a loss that is NaN": (progressed(losses=[(math.nan, None, 8)]), "progress.losses.0.0: found nan"),
+    "a loss of no images": (progressed(losses=[(1.0, None, 0)]), "progress.losses.0.2: found 0"),
+    "a distillation loss": (progressed(losses=[(1.0, 2.0, 8)]), "distillation losses of another run"),
+    "seconds that are text": (progressed(seconds="a"), "progress.seconds: found 'a'"),
+    "infinite seconds": (progressed(earlier_seconds=math.inf), "progress.earlier_seconds: found inf"),
+    "images below 0": (progressed(images=-5), "progress.images: found -5"),
+    "an unknown part": (progressed(x=1), "progress.x: unknown key"),
+    "no progress": (lacking("progress"), "progress: missing"),
+    "an identity that is a tensor": (lambda content: content.update(identity=torch.zeros(3)), "not a run's checkpoint"),
+    "no model": (lambda content: content.update(model=None), "model: found nothing"),
+    "a weight less": (lacking("model", "head.weight"), "other parameters than the model's: head.weight"),
+    "a weight that is a number": (weighed("head.weight", lambda _: 1.0), "model.head.weight: "),
+    "a weight of another shape": (weighed("head.weight", lambda _: torch.zeros(1)), "head.weight is no dense"),
+    "a weight that repeats a value": (
+        weighed("head.weight", lambda weight: torch.zeros(1).expand(weight.shape)),
+        "head.weight is no dense torch.float32 of shape [3, 16]",
+    ),
+    "a weight of whole numbers": (weighed("head.weight", lambda weight: weight.long()), "head.weight is no dense"),
+    "a sparse weight": (
+        weighed("head.weight", lambda weight: weight.to_sparse()),
+        "it refers to torch._utils._rebuild_s",
+    ),
+    "a moment of another shape": (trained(exp_avg=lambda _: torch.zeros(1)), "exp_avg is no dense torch.float32"),
+    "both moments of another shape": (
+        trained(exp_avg=lambda _: torch.zeros(1), exp_avg_sq=lambda _: torch.zeros(1)),
+        "exp_avg is no dense",
+    ),
+    "a moment that repeats a value": (
+        trained(exp_avg_sq=lambda moment: torch.zeros(1).expand(moment.shape)),
+        "exp_avg_sq is no dense",
+    ),
+    "a moment of whole numbers": (trained(exp_avg=lambda moment: moment.long()), "exp_avg is no dense"),
+    "an empty count": (trained(step=lambda _: torch.zeros(0)), "step is no dense torch.float32 of shape []"),
+    "a count that is none": (trained(step=lambda _: None), "optimizer.state.0.step: "),
+    "an infinite count": (trained(step=lambda _: torch.tensor(math.inf)), "a number of steps of inf"),
+    "a count below 0": (trained(step=lambda _: torch.tensor(-1.0)), "a number of steps of -1"),
+    "a moment less": (lacking("optimizer", "state", 0, "exp_avg"), "an optimizer's state of exp_avg_sq, step, not"),
+    "no moments": (lambda content: content["optimizer"].update(state={}), "an optimizer that has done no step"),
+    "a rate of the optimizer's": (grouped(lr="x"), "optimizer.param_groups.0.lr: found 'x'"),
+    "a group less": (lambda content: content["optimizer"]["param_groups"].pop(), "other parameters than the optimizer"),
+    "other parameters": (grouped(params=[0, 0]), "other parameters than the optimizer's"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), ODD.values(), ids=ODD)
+def test_a_checkpoint_that_no_run_has_written_is_refused(
+    folder: Path, tally: Tally, change: Callable[[Content], Any], told: str
+) -> None:
+    """With sound bytes; fused AdamW would write into moments of any shape, and past their end."""
+    subject = checkpoint(folder)
+    rewrite(subject.path, change)
+    with tally.fault("a checkpoint of a stranger's") as count:
+        with pytest.raises(progress.CheckpointError) as refused:
+            subject.read()
+        text = one_line(refused.value)
+        assert told in text
+        count.compare(text.startswith(f"{subject.path}: damaged ("), True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        grouped(weight_decay=99.0),
+        grouped(maximize=True),
+        grouped(betas=3),
+        grouped(fused=None, foreach=True, amsgrad=True),
+        lambda _: None,
+    ],
+)
+def test_hyper_parameters_in_a_checkpoint_change_nothing(folder: Path, change: Callable[[Content], Any]) -> None:
+    subject = checkpoint(folder)
+    whole, options = subject.read(), fresh()[1].state_dict()["param_groups"]
+    rewrite(subject.path, change)
+    assert subject.read() == whole
+    model, optimizer = fresh()
+    progress.restore(subject.path, "a run", model, optimizer)
+    assert optimizer.state_dict()["param_groups"] == options
+
+
+def test_moments_that_share_memory_get_their_own(folder: Path) -> None:
+    subject = checkpoint(folder)
+    rewrite(subject.path, trained(exp_avg=overlapping, exp_avg_sq=overlapping))
+    model, optimizer = fresh()
+    progress.restore(subject.path, "a run", model, optimizer)
+    for state in optimizer.state.values():
+        assert state["exp_avg"].is_contiguous()
+        assert len({state[name].untyped_storage().data_ptr() for name in progress.MOMENTS}) == 2
+    model(torch.randn(2, 1, 16, 16)).sum().backward()
+    optimizer.step()
+
+
+def rewrite(path: Path, change: Callable[[Content], Any]) -> None:
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
 
 
 @pytest.mark.parametrize("way", ["zero length", "cut off", "random bytes", "a page of zeros", "a link to nowhere"])
