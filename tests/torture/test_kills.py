@@ -159,12 +159,12 @@ def kill_after(victim: Victim, driver: subprocess.Popen, seconds: float) -> bool
 def test_asked_to_stop_in_a_step(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
 ) -> None:
-    """It stops after that very step, not at the epoch's end; the first 16 are the alignment's."""
+    """It stops after that very step, not at the epoch's end; the first epoch, of 16, is the alignment's."""
     victim.prepare(undisturbed)
     with tally.fault(f"{signal.Signals(number).name}, in a step") as count:
         victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 36, "signal": number})
         assert victim.finish(victim.start()) != 0
-        assert victim.log().rstrip().splitlines()[-1].startswith("linvit: error: stopped in epoch 2 after step 4; ")
+        assert victim.log().rstrip().splitlines()[-1].startswith("linvit: error: stopped in epoch 3 after step 4; ")
         found = victim.run_again()
         assert "resumed after epoch 1, step 4" in victim.log()
         count.compare(found["seed0"], expected["seed0"])
