@@ -62,16 +62,20 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 
 def read_csv(path: str | Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    """What `to_csv` gave; a file without its last column lacks nothing.
+    """What `to_csv` gave; a file without its last column lacks nothing. Other columns are of what types pandas finds.
 
     Raises:
         OSError, ValueError: as of `pandas.read_csv`.
     """
     text = Path(path).read_text(encoding="utf-8")
-    options = {"keep_default_na": False, "na_values": [""]}
-    names = pd.read_csv(io.StringIO(text), usecols=lambda column: column in ("run", COLUMN), dtype=str, **options)
-    rows = names[names[COLUMN].notna()] if COLUMN in names else names.head(0)
+    options = {"keep_default_na": False, "na_values": [""], "low_memory": False}
+    # Blank lines count, as they do for what is to be skipped.
+    told = {"usecols": lambda column: column in ("run", COLUMN), "dtype": str, "skip_blank_lines": False}
+    names = pd.read_csv(io.StringIO(text), **told, **options)
+    rows = names[names[COLUMN].notna()] if {"run", COLUMN} <= set(names) else names.head(0)
     frame = pd.read_csv(io.StringIO(text), dtype=dtypes, skiprows=[row + 1 for row in rows.index], **options)
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
+        raise ValueError("rows have more cells than there are columns")
     return mark(frame, dict(zip(rows["run"], rows[COLUMN], strict=True)) if len(rows) else {})
 
 

@@ -7,9 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from textwrap import fill
 
+from pydantic_core import from_json
 from tabulate import tabulate
 
 from linvit.config import Dataset, Part, Study
+from linvit.files import is_whole
 from linvit.grid import Evaluation, RunSpec, Source, evaluations, expand, runs_of, trained_sources
 from linvit.rates import Rate, Rates, Workload, workload_of
 
@@ -158,11 +160,12 @@ def _evaluation(evaluation: Evaluation, results: Path) -> Task:
 
 
 def holds(path: Path, **settings: Part) -> bool:
-    """Whether a result is there, and was made with these settings."""
+    """Whether a result is there as it was written, and was made with these settings."""
     try:
-        found = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        found = from_json(content)  # histories are long, and grids large
         parts = {key: json.loads(part.model_dump_json(exclude_defaults=True)) for key, part in settings.items()}
-        return all(found[key] == part for key, part in parts.items())
+        return all(found[key] == part for key, part in parts.items()) and is_whole(content)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 

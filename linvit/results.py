@@ -5,7 +5,7 @@ of the same initialisations. Nothing here imports torch.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from linvit import incomplete
 from linvit.config import NO_SOURCE, Dataset, UserError, first_mistake, reason_of
+from linvit.config.mistakes import shown
 from linvit.files import is_whole, write_text
 from linvit.grid import Evaluation, RunSpec
 from linvit.report import are_default, identity, identity_of
@@ -111,6 +112,18 @@ BLOCK_DTYPES = {column: DTYPES[column] for column in BLOCK_COLUMNS} | {
     "error": "float64",
 }
 """The columns of a frame of blocks' distillation errors, a row a block (from 1), before training and after it."""
+
+RANGES = {
+    **dict.fromkeys(("top1", "top5", "best_top1"), (0, 100)),
+    **dict.fromkeys(("loss", "task_loss", "distill_loss"), (-np.inf, np.inf)),
+}
+"""Of numbers, which are all finite; those of other columns are from 0 on."""
+FROM_ZERO = (0, np.inf)
+ALLOWED = {"str": "text", "bool": "True or False", "int64": "a whole number (64 bits)", "float64": "a number"}
+MAY_LACK = frozenset({"distill_target", "distill_weight", "train_images_per_second", "commit"})
+"""Columns in which a value may be missing."""
+SETTINGS = ("dataset", "size", "variant", "init", "source", "seed")
+"""What makes a run another one than those beside it."""
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 
@@ -233,42 +246,93 @@ def read_runs(csv: str | Path) -> pd.DataFrame:
     """Read a frame of `collect` that `write_runs` wrote.
 
     Raises:
-        ResultsError: the file cannot be read, a column is missing, or a value is none of its column's.
+        ResultsError: as of `read_frame`.
     """
-    return read_frame(csv, DTYPES)
+    return read_frame(csv, DTYPES, ("run",), SETTINGS)
 
 
 def read_history(csv: str | Path) -> pd.DataFrame:
     """Like `read_runs`, a frame of `collect_history`."""
-    return read_frame(csv, HISTORY_DTYPES, gaps=True)
+    return read_frame(csv, HISTORY_DTYPES, ("run", "epoch"), may_lack=HISTORY_DTYPES.keys() - {"run", "epoch"})
 
 
 def read_ood(csv: str | Path) -> pd.DataFrame:
     """Like `read_runs`, a frame of `collect_ood`."""
-    return read_frame(csv, OOD_DTYPES)
+    return read_frame(csv, OOD_DTYPES, ("run", "dataset"), SETTINGS)
 
 
-def read_frame(csv: str | Path, dtypes: Mapping[str, str], *, gaps: bool = False) -> pd.DataFrame:
-    """Read a frame with these columns that `write_runs` wrote; with `gaps`, accuracies may be missing.
+def read_frame(
+    csv: str | Path, dtypes: Mapping[str, str], *keys: Sequence[str], may_lack: Collection[str] = MAY_LACK
+) -> pd.DataFrame:
+    """Read a frame with these columns that `write_runs` wrote, and a person may have edited.
+
+    Args:
+        keys: Columns whose values are no two rows' together; the first ones name a row, too.
+        may_lack: Columns in which a value may be missing.
 
     Raises:
-        ResultsError: the file cannot be read, a column is missing, or a value is not of its column's type.
+        ResultsError: the file cannot be read, a column is missing or there twice, a value is none of its column's, or
+            two rows are the same.
     """
     try:
-        frame = incomplete.read_csv(csv, dtypes)
+        frame = incomplete.read_csv(csv, dict.fromkeys((name for name in dtypes if dtypes[name] == "str"), "str"))
     except OSError as error:
         raise ResultsError(f"{csv}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise ResultsError(f"{csv}: not a table of runs: {_why_none(error)}") from None
-    missing = [column for column in dtypes if column not in frame]
-    if missing:
+    if missing := [column for column in dtypes if column not in frame]:
         raise ResultsError(f"{csv}: missing columns: {', '.join(missing)}")
-    for column in {"top1", "top5"}.intersection(dtypes):
-        wrong = frame[~(frame[column].between(0, 100) | (gaps & frame[column].isna()))]
-        if len(wrong):
-            run, value = wrong.iloc[0][["run", column]]
-            raise ResultsError(f"{csv}: {run}: {column}: found {value}; allowed: 0 to 100")
-    return frame[list(dtypes)]
+    if twice := [column for column in dtypes if f"{column}.1" in frame]:  # as pandas names the second one
+        raise ResultsError(f"{csv}: columns that are there twice: {', '.join(twice)}")
+    if wrong := _first_wrong(frame, dtypes, may_lack) or _first_repeated(frame, keys):
+        row, why = wrong
+        raise ResultsError(f"{csv}: {_named(row, frame[list(keys[0])].loc[row])}: {why}")
+    return frame[list(dtypes)].astype(dtypes)
+
+
+def _first_wrong(frame: pd.DataFrame, dtypes: Mapping[str, str], may_lack: Collection[str]) -> tuple[int, str] | None:
+    """The first row with a value that is none of its column's, and which one."""
+    for column, dtype in dtypes.items():
+        right = _are_right(frame[column], dtype) | (frame[column].isna() & (column in may_lack))
+        for row in frame.index[~right][:1]:
+            (value,) = frame.loc[[row], column].tolist()
+            found = "nothing" if pd.isna(value) else shown(value)
+            return row, f"{column}: found {found}; allowed: {_allowed(column, dtype)}"
+    return None
+
+
+def _first_repeated(frame: pd.DataFrame, keys: Iterable[Sequence[str]]) -> tuple[int, str] | None:
+    for key in keys:
+        for row in frame.index[frame.duplicated(list(key))][:1]:
+            return row, f"another row has the same {', '.join(key)}; allowed: one"
+    return None
+
+
+def _are_right(values: pd.Series, dtype: str) -> pd.Series:
+    """Which are of the column's type and in its range; they are as pandas reads what it is told no type of."""
+    if dtype == "str":
+        return values.notna()
+    if dtype == "bool":
+        return values.astype(str).isin(("True", "False"))
+    # Integers that no type holds stay Python's, and are more than a float can be.
+    numbers = pd.to_numeric(values.astype(str) if values.dtype == object else values, errors="coerce")
+    low, high = RANGES.get(str(values.name), FROM_ZERO)
+    in_range = np.isfinite(numbers) & numbers.between(low, high)
+    return in_range & (numbers % 1 == 0) & (numbers <= np.iinfo(dtype).max) if dtype == "int64" else in_range
+
+
+def _allowed(column: str, dtype: str) -> str:
+    low, high = RANGES.get(column, FROM_ZERO) if dtype in ("int64", "float64") else (-np.inf, np.inf)
+    bounds = [f"{word} {bound}" for word, bound in (("from", low), ("to", high)) if np.isfinite(bound)]
+    return " ".join((ALLOWED[dtype], *bounds))
+
+
+def _named(row: int, key: pd.Series) -> str:
+    """A row by its run and what else tells it from others: `pets/tiny/relu/copy/deit/seed0, epoch 3`."""
+    if key.isna().any():
+        return f"row {row + 1}"
+    run, *others = (text if (text := str(value)).isprintable() else shown(text) for value in key)
+    return ", ".join((run, *(f"{column} {value}" for column, value in zip(key.index[1:], others, strict=True))))
 
 
 def _why_none(error: ValueError) -> str:

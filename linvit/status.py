@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from linvit.config import Study
 from linvit.grid import RunSpec, evaluations, expand, trained_sources
-from linvit.plan import task_of
+from linvit.plan import holds, task_of
 from linvit.rates import Rates, workload_of
 from linvit.watch import PROGRESS, Standing, duration
 
@@ -111,7 +111,7 @@ def look_at(name: str, folder: Path, spec: RunSpec, now: float, silent: float = 
         return job(name, None, folder / log)
     if _read(own) != wanted:  # and so is the log, or its end may be
         return Look(name, "waiting")
-    if _read(metrics).get("spec") == wanted:
+    if holds(metrics, spec=spec):
         return Look(name, "done")
     begun, found = _changed(own), _read(folder / PROGRESS)
     if _changed(metrics) >= begun:
@@ -215,7 +215,7 @@ def _kind(spec: RunSpec) -> Kind:
 def _read(path: Path) -> dict:
     """A file's object; empty where it is missing or damaged."""
     try:
-        found = from_json(path.read_bytes())  # histories are long, and grids large
+        found = from_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

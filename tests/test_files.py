@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,29 @@ def test_json_tells_whether_its_values_were_changed(tmp_path):
     assert is_whole(json.dumps(json.loads(text)).encode()), "the layout is no value"
     assert not is_whole(text.replace("1.5", "1.25").encode())
     assert is_whole(b'{"a": 1}'), "what has no checksum is believed"
+
+
+def test_a_checksum_of_sorted_values_as_earlier_versions_wrote_it_is_one(tmp_path):
+    content = {"b": [1.5, None], "a": "\N{EN DASH}"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps({**content, "sha256": digest}, indent=1) + "\n"
+    assert is_whole(text.encode())
+    assert not is_whole(text.replace("1.5", "1.25").encode())
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"a": {}}, {"a": 'x",\n "sha256": "y'}, {"a": float("nan")}, {"a": {"sha256": 1}}]
+)
+def test_a_bit_of_a_file_with_a_checksum_that_flips_changes_no_value(tmp_path, content):
+    write_sealed(tmp_path / "found.json", content)
+    text = (tmp_path / "found.json").read_bytes()
+    assert is_whole(text)
+    for place in range(len(text)):
+        changed = text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :]
+        with suppress(ValueError):  # no JSON any more
+            found = json.loads(changed)
+            assert not is_whole(changed) or "sha256" not in found or repr(found) == repr(json.loads(text))
+    assert not is_whole(text.replace(b'"\n}\n', b'0"\n}\n'))
 
 
 def test_a_resource_is_a_path_or_a_file_inside_a_package(tmp_path):

@@ -91,6 +91,15 @@ def test_a_report_counts_the_runs_that_it_shows_and_warns_of_the_others_once(pat
     assert list(incomplete.left_out(read_history(tmp_path / "report/history.csv"))) == [GONE]
 
 
+def test_blank_lines_of_a_table_that_was_edited_hide_no_run(paths, damaged, tmp_path):
+    runs = collect(paths)
+    write_runs(runs, tmp_path / "runs.csv")
+    (tmp_path / "runs.csv").write_text((tmp_path / "runs.csv").read_text().replace("\n", "\n\n"))
+    found = read_runs(tmp_path / "runs.csv")
+    pd.testing.assert_frame_equal(found, runs)
+    assert incomplete.left_out(found) == incomplete.left_out(runs)
+
+
 def test_a_table_of_before_that_column_is_read_as_it_is(tmp_path):
     runs = frame([run("copy"), run("random")])
     runs.to_csv(tmp_path / "runs.csv", index=False)
@@ -164,5 +173,5 @@ def test_a_table_whose_accuracies_are_none_is_refused(tmp_path, value):
     frame([run("copy", 81.25), run("random", 70.0)]).to_csv(tmp_path / "runs.csv", index=False)
     text = (tmp_path / "runs.csv").read_text().replace(",81.25,", f",{value},")
     (tmp_path / "runs.csv").write_text(text)
-    with pytest.raises(ResultsError, match=r"runs.csv: pets/tiny/relu/copy/deit/seed0: top1: found .*; allowed: 0 to"):
+    with pytest.raises(ResultsError, match=r"runs.csv: pets/tiny/relu/copy/deit/seed0: top1: found .*; allowed: a num"):
         read_runs(tmp_path / "runs.csv")

@@ -10,6 +10,7 @@ import yaml
 from tiny import CONFIG, STUDY, study_config
 
 from linvit.config import Study, study_from
+from linvit.files import write_sealed
 from linvit.grid import evaluations, expand, source_of
 from linvit.plan import WIDTH, Plan, plan_of, text
 from linvit.rates import Rate, Rates, workloads_of
@@ -154,6 +155,15 @@ def test_a_run_is_cached_by_its_metrics_until_its_settings_change(tmp_path):
 def test_a_damaged_file_is_no_cached_run(tmp_path, content):
     here = study(tmp_path)
     keep_run(here, "bands/wee/relu/copy/old/seed1").write_text(content)
+    assert plan_of(here).runs[0].cached == 0
+
+
+def test_a_result_whose_values_were_changed_is_no_cached_run(tmp_path):
+    here = study(tmp_path)
+    path = keep_run(here, "bands/wee/relu/copy/old/seed1")
+    write_sealed(path, json.loads(path.read_bytes()) | {"top1": 50.0})
+    assert plan_of(here).runs[0].cached == 1
+    path.write_text(path.read_text().replace("50.0", "60.0"))
     assert plan_of(here).runs[0].cached == 0
 
 

@@ -4,16 +4,20 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from fakes import CONFIG, frame, grid_runs, metrics, run, write_metrics
+from tiny import one_line
 
 from linvit.config import load_study
 from linvit.grid import Evaluation, evaluations, expand
 from linvit.results import (
     DTYPES,
+    HISTORY_DTYPES,
+    MAY_LACK,
     MINUS,
     MISSING,
     OOD_DTYPES,
@@ -24,6 +28,7 @@ from linvit.results import (
     default_runs,
     in_order,
     label,
+    read_history,
     read_ood,
     read_runs,
     references,
@@ -186,9 +191,115 @@ def test_unusable_tables_are_named(tmp_path):
     frame([run()]).drop(columns=["seed", "top1"]).to_csv(csv, index=False)
     with pytest.raises(ResultsError, match=r"runs.csv: missing columns: seed, top1"):
         read_runs(csv)
-    frame([run()]).astype({"seed": object}).assign(seed="first").to_csv(csv, index=False)
-    with pytest.raises(ResultsError, match=r"runs.csv: not a table of runs: .*first"):
+    csv.write_text("a,left_out\n1,why\n")
+    with pytest.raises(ResultsError, match=r"runs.csv: missing columns: run, "):
         read_runs(csv)
+    text = frame([run()]).to_csv(index=False)
+    csv.write_text(text.replace("top5", "top1"))
+    with pytest.raises(ResultsError, match=r"runs.csv: missing columns: top5"):
+        read_runs(csv)
+    csv.write_text(text.replace("commit", "commit,top1").rstrip() + ",50.0\n")
+    with pytest.raises(ResultsError, match=r"runs.csv: columns that are there twice: top1"):
+        read_runs(csv)
+    csv.write_text(text.rstrip() + ",,\n")
+    with pytest.raises(ResultsError, match=r"runs.csv: not a table of runs: rows have more cells than there are col"):
+        read_runs(csv)
+
+
+COUNT, AMOUNT, PERCENT = "a whole number (64 bits) from 0", "a number from 0", "a number from 0 to 100"
+WRONG = {
+    "text": ({""}, "text"),
+    "bool": ({"", "maybe", "1.5"}, "True or False"),
+    "count": ({"", "x", "-1", "1.5", "nan", "inf", "9" * 19, "9" * 30, "9" * 400}, COUNT),
+    "amount": ({"x", "-1.0", "nan", "inf", "-inf", "1e999"}, AMOUNT),
+    "percent": ({"", "x", "-0.5", "101", "nan", "inf"}, PERCENT),
+    "finite": ({"x", "nan", "inf", "-inf"}, "a number"),
+}
+"""Cells that are none of a column's, by its kind, and what is allowed."""
+KINDS = {
+    **dict.fromkeys(DTYPES, "text"),
+    **dict.fromkeys([column for column, dtype in DTYPES.items() if dtype == "int64"], "count"),
+    **dict.fromkeys([column for column, dtype in DTYPES.items() if dtype == "float64"], "amount"),
+    **dict.fromkeys(["top1", "top5", "best_top1"], "percent"),
+    "distill": "bool",
+}
+
+
+def told_of(csv: Path, read: Callable[[Path], pd.DataFrame], rows: pd.DataFrame) -> str:
+    """The one line that a reader refuses these rows with."""
+    rows.to_csv(csv, index=False)
+    with pytest.raises(ResultsError) as told:
+        read(csv)
+    return one_line(told.value).removeprefix(f"{csv}: ")
+
+
+def with_cell(rows: pd.DataFrame, column: str, value: str) -> pd.DataFrame:
+    """The rows as text, with another value in the second one."""
+    rows = rows.astype(object).fillna("").astype(str)
+    rows.loc[1, column] = value
+    return rows
+
+
+@pytest.mark.parametrize("column", [column for column in DTYPES if column not in MAY_LACK | {"run"}])
+def test_a_cell_that_is_none_of_its_columns_is_named(tmp_path, column):
+    rows = frame([run(), run("copy-distill"), run("copy")])
+    values, allowed = WRONG[KINDS[column]]
+    for value in values | {""}:
+        found = told_of(tmp_path / "runs.csv", read_runs, with_cell(rows, column, value))
+        assert found.startswith(f"{rows.loc[1, 'run']}: {column}: found ")
+        assert found.endswith(f"; allowed: {allowed}")
+        assert (": found nothing;" in found) == (value == "")
+
+
+@pytest.mark.parametrize("column", ["distill_weight", "train_images_per_second"])
+def test_a_number_that_may_be_missing_is_one_where_it_is_there(tmp_path, column):
+    rows = frame([run(), run("copy-distill"), run("copy")])
+    with_cell(rows, column, "").to_csv(tmp_path / "runs.csv", index=False)
+    assert pd.isna(read_runs(tmp_path / "runs.csv").loc[1, column])
+    for value in WRONG["amount"][0]:
+        assert f": {column}: found " in told_of(tmp_path / "runs.csv", read_runs, with_cell(rows, column, value))
+
+
+def test_a_row_without_a_run_is_told_by_its_number(tmp_path):
+    rows = with_cell(frame([run(), run("copy")]), "run", "")
+    assert told_of(tmp_path / "runs.csv", read_runs, rows) == "row 2: run: found nothing; allowed: text"
+    rows.loc[1, ["run", "top1"]] = "a\nb"
+    assert told_of(tmp_path / "runs.csv", read_runs, rows).startswith(r"'a\nb': top1: found 'a\nb'; ")
+
+
+def test_the_same_run_twice_is_refused_whatever_it_is_called(tmp_path):
+    rows = frame([run("random"), run("copy"), run("copy")])
+    name, csv = rows.loc[1, "run"], tmp_path / "runs.csv"
+    assert told_of(csv, read_runs, rows) == f"{name}: another row has the same run; allowed: one"
+    rows.loc[2, "run"] = "mine"
+    assert told_of(csv, read_runs, rows).startswith(
+        "mine: another row has the same dataset, size, variant, init, source,"
+    )
+
+
+def test_values_at_the_bounds_are_read(tmp_path):
+    bounds = {"top1": 0.0, "top5": 100.0, "parameters": 0, "wall_seconds": 0.0, "seed": 2**63 - 1}
+    rows = frame([run() | bounds, run("copy") | bounds])
+    write_runs(rows, tmp_path / "runs.csv")
+    pd.testing.assert_frame_equal(read_runs(tmp_path / "runs.csv"), rows)
+
+
+def test_a_history_may_lack_all_but_its_run_and_epoch_which_are_once_there(tmp_path):
+    epochs = pd.DataFrame([{"run": "a", "epoch": epoch} for epoch in (1, 2)], columns=list(HISTORY_DTYPES))
+    epochs = epochs.astype(HISTORY_DTYPES)
+    csv = tmp_path / "history.csv"
+    write_runs(epochs, csv)
+    pd.testing.assert_frame_equal(read_history(csv), epochs)
+    assert told_of(csv, read_history, epochs.assign(epoch=2)) == (
+        "a, epoch 2: another row has the same run, epoch; allowed: one"
+    )
+    for column in list(HISTORY_DTYPES)[2:]:
+        kind = {"images": "amount", "lr": "amount", "top1": "percent", "top5": "percent"}.get(column, "finite")
+        for value in WRONG[kind][0] - {""}:
+            found = told_of(csv, read_history, with_cell(epochs, column, value))
+            assert found.startswith(f"a, epoch 2: {column}: found ")
+    epochs.assign(loss=-1.0).to_csv(csv, index=False)
+    assert read_history(csv)["loss"].tolist() == [-1.0, -1.0]
 
 
 def test_names_and_orders():

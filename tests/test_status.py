@@ -14,9 +14,10 @@ from test_plan import rates, study
 from tiny import TRAIN
 
 from linvit.config import Study, load_study
+from linvit.files import write_sealed
 from linvit.grid import expand
 from linvit.screen import text
-from linvit.status import SILENT, Look, State, _share, last_error, status_of
+from linvit.status import SILENT, UNUSABLE, Look, State, _share, last_error, status_of
 from linvit.watch import Standing, duration
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nRuntimeError: worn out\n'
@@ -120,6 +121,15 @@ def test_the_log_of_a_run_with_other_settings_says_nothing_of_this_one(grid):
     spec = folder / "spec.json"
     spec.write_text(spec.read_text().replace('"epochs":3', '"epochs":30'))
     assert states(grid)[0] == "waiting"
+
+
+def test_a_result_whose_values_were_changed_is_not_done(grid):
+    finish(grid, 0)
+    metrics = next(Path(grid.results).rglob("metrics.json"))
+    write_sealed(metrics, json.loads(metrics.read_bytes()))
+    assert states(grid)[0] == "done"
+    metrics.write_text(metrics.read_text().replace("12.0", "13.0"))
+    assert told(grid) == ("failed", UNUSABLE)
 
 
 @pytest.mark.parametrize("content", ["", '{"spec": ', "[]", '{"top1": 50.0}', '{"spec": {}, "top1": 50.0}'])

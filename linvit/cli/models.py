@@ -86,15 +86,13 @@ def train(options: argparse.Namespace) -> None:
     is prepared by linvit source and linvit dataset. A run that was stopped goes on from its checkpoint; one that is
     done is left as it is.
     """
-    from linvit.files import is_whole
     from linvit.plan import holds
     from linvit.ranks import joined
     from linvit.run import train as train_run
 
     spec, places = part_and_places(RunSpec, options.spec, options.config, partial(_run_named, options.config))
     sources, out = options.sources or places.results / "sources", options.out or places.results / "runs" / spec.name
-    metrics = out / "metrics.json"
-    if holds(metrics, spec=spec) and is_whole(metrics.read_bytes()):
+    if holds(out / "metrics.json", spec=spec):
         print(f"{out}: this run is done; to train it anew, delete its metrics.json")
         return
     with joined() as ranks:

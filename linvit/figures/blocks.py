@@ -35,7 +35,7 @@ def read_blocks(csv: Path) -> pd.DataFrame:
     Raises:
         ResultsError: as of `read_runs`.
     """
-    return read_frame(csv, BLOCK_DTYPES)
+    return read_frame(csv, BLOCK_DTYPES, ("run", "trained", "block"))
 
 
 def blocks(errors: pd.DataFrame, source: str | None = None) -> Figure:

@@ -4,11 +4,12 @@ All of it is `make torture`. A test that takes more than seconds is marked `tort
 counts its faults by the fixture `tally`.
 """
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tally import Tally
+from tally import SEED, Tally
 from tiny import write_npz
 from tiny_run import Run
 from victim import Victim
@@ -30,6 +31,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def tally(pytestconfig: pytest.Config) -> Tally:
     return pytestconfig.stash[TALLY]
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """A test's own random numbers; what repeats them is told where it fails."""
+    request.node.add_report_section("setup", "seed", f"TORTURE_SEED={SEED}")
+    return random.Random(f"{SEED} {request.node.name}")
 
 
 @pytest.fixture(scope="session")

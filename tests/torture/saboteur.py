@@ -4,22 +4,29 @@ A process comes to the first of those that are left, and takes it from the list:
 
     {"write": "checkpoint.pt", "at": "half", "nth": 2, "signal": 9}   in the second write of that file, half of it done
     {"write": "metrics.json", "at": "begin", "nth": 1, "errno": 122}  that write fails with this error
+    {"write": "metrics.json", "at": "within", "nth": 1}               between two bytes of it, as it is being written
     {"call": "linvit.fit:Loop.step", "nth": 3, "signal": 9}           before the third call of that function
 
 A write is of a file that is written under a temporary name and renamed. It is seen by Python's audit events, so that no
 code of the product is another than without the fault. At `begin` the temporary file is about to be opened, at `half`
-half of it is written, at `whole` all of it, and at `renamed` it has just got its name.
+half of it is written, at `whole` all of it, and at `renamed` it has just got its name; `within`, the system ends the
+process in the write itself, after some bytes.
 """
 
 import importlib.abc
 import importlib.util
 import json
 import os
+import resource
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 PLAN = Path("faults.json").absolute()
+WITHIN = 100
+"""Bytes that are written by then, fewer than any of these files has."""
 
 
 class Moment:
@@ -41,7 +48,12 @@ class Write:
         self.path, self.at, self.moment, self.written = Path(name), at, moment, False
 
     def __call__(self, event: str, arguments: tuple) -> None:
-        if event == "open" and self.at == "begin" and "w" in (arguments[1] or "") and self._is_temporary(arguments[0]):
+        if (
+            event == "open"
+            and self.at in ("begin", "within")
+            and "w" in (arguments[1] or "")
+            and self._is_temporary(arguments[0])
+        ):
             self.moment()
         elif event == "os.rename" and Path(os.fsdecode(arguments[1])).name == self.path.name:
             self.written = True
@@ -55,7 +67,7 @@ class Write:
 
     def _is_temporary(self, path: object) -> bool:
         name = Path(os.fsdecode(path)).name if isinstance(path, str | bytes | os.PathLike) else ""
-        return name.startswith(f".{self.path.stem}.") and name.endswith(self.path.suffix)
+        return name.startswith(f".{self.path.stem}.{socket.gethostname()}.") and name.endswith(self.path.suffix)
 
 
 class Call(importlib.abc.MetaPathFinder):
@@ -88,6 +100,13 @@ class Call(importlib.abc.MetaPathFinder):
         setattr(owner, name, doomed)
 
 
+def die_within_a_write() -> None:
+    """Of the first one that makes a file longer than some bytes, once these are written."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    for limit, size in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, WITHIN)):
+        resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))
+
+
 def inject(plan: list[dict]) -> None:
     """The first of the faults, unless another process has suffered it by now."""
     if json.loads(PLAN.read_text()) == plan:
@@ -96,7 +115,10 @@ def inject(plan: list[dict]) -> None:
         rest.replace(PLAN)
         if "errno" in plan[0]:
             raise OSError(plan[0]["errno"], os.strerror(plan[0]["errno"]))
-        os.kill(os.getpid(), plan[0]["signal"])
+        if plan[0].get("at") == "within":
+            die_within_a_write()
+        else:
+            os.kill(os.getpid(), plan[0]["signal"])
 
 
 if PLAN.exists() and (plan := json.loads(PLAN.read_text())):

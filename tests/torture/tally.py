@@ -1,5 +1,7 @@
 """What the suite counts: faults it injected, those that were survived, results it compared, differences it found."""
 
+import os
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +9,9 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from tabulate import tabulate
+
+SEED = os.environ.get("TORTURE_SEED") or str(random.SystemRandom().randrange(10**6))
+"""Of all random moments; given in the environment, they are the same again."""
 
 
 @dataclass
@@ -42,4 +47,6 @@ class Tally:
     def __str__(self) -> str:
         rows = [(kind, *astuple(count)) for kind, count in self.counts.items()]
         rows.append(("in all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
-        return tabulate(rows, ("fault", "injected", "survived", "results compared", "differences"))
+        return f"TORTURE_SEED={SEED}\n" + tabulate(
+            rows, ("fault", "injected", "survived", "results compared", "differences")
+        )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tally import Tally
 from tiny_run import Run
-from victim import Victim, kill, wait_for
+from victim import Victim, kill, usual_run, wait_for
 from whole import read_all
 
 WRITES = {
@@ -21,17 +21,19 @@ WRITES = {
     "source weights": ("weights.safetensors", False),
     "source manifest": ("source.json", False),
     "spec": ("spec.json", True),
+    "alignment's checkpoint": ("checkpoint.align.pt", True),
     "checkpoint": ("checkpoint.pt", True),
     "model": ("model.safetensors", True),
     "metrics": ("metrics.json", True),
 }
 """Each kind of file that a run and what it needs write, and whether data set and source are there already."""
-MOMENTS = ("begin", "half", "whole", "renamed")
+MOMENTS = ("begin", "within", "half", "whole", "renamed")
 
 CALLS = {
     "decoding": ("linvit.decoded:_images_of", 2, False),
     "source's training": ("linvit.fit:Loop.step", 20, False),  # of 16 an epoch
-    "training": ("linvit.fit:Loop.step", 20, True),
+    "alignment": ("linvit.fit:Loop.step", 10, True),  # of one epoch
+    "training": ("linvit.fit:Loop.step", 36, True),
     "evaluation": ("linvit.evaluate:autocast", 100, True),  # of 79 an evaluation
     "final measurements": ("linvit.run:images_per_second", 1, True),
 }
@@ -68,13 +70,15 @@ def test_a_tiny_run_killed_in_every_write(npz: Path, whole: dict, tmp_path: Path
 
 @forking
 @pytest.mark.torture
-def test_a_tiny_run_killed_at_random_moments(npz: Path, whole: dict, tmp_path: Path, tally: Tally) -> None:
+def test_a_tiny_run_killed_at_random_moments(
+    npz: Path, whole: dict, tmp_path: Path, tally: Tally, chance: random.Random
+) -> None:
     run, kills, began = Run(npz, tmp_path / "run"), 0, time.monotonic()
     run()
     usual = time.monotonic() - began
     while kills < TINY_KILLS:
         shutil.rmtree(run.folder, ignore_errors=True)
-        while run.killed_after(random.uniform(0, usual)):
+        while run.killed_after(chance.uniform(0, usual)):
             with tally.fault("SIGKILL, a tiny run at a random moment"):
                 read_all(run.folder)
                 kills += 1
@@ -121,17 +125,17 @@ def test_killed_in_the_middle_of_work(
 @pytest.mark.torture
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_killed_at_random_moments(
-    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
+    victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, chance: random.Random, number: int
 ) -> None:
     """Again and again; in each fifth round, also while data set and source are prepared."""
     if number % 5:
         victim.prepare(undisturbed)
-    kills, usual = 0, undisturbed.seconds / 4  # data set, source and two runs took it four times that
+    kills, usual = 0, usual_run(undisturbed)
     with tally.fault("SIGKILL, at a random moment", KILLS) as count:
         while kills < KILLS:
             shutil.rmtree(victim.results / "runs", ignore_errors=True)
             driver = victim.start(f"--retries={KILLS}")
-            while kills < KILLS and kill_after(victim, driver, random.uniform(0, usual)):
+            while kills < KILLS and kill_after(victim, driver, chance.uniform(0, usual)):
                 kills += 1
                 victim.read_all()
             assert victim.finish(driver) == 0, victim.said()
@@ -155,12 +159,12 @@ def kill_after(victim: Victim, driver: subprocess.Popen, seconds: float) -> bool
 def test_asked_to_stop_in_a_step(
     victim: Victim, undisturbed: Victim, tally: Tally, expected: dict, number: int
 ) -> None:
-    """It stops after that very step, not at the epoch's end."""
+    """It stops after that very step, not at the epoch's end; the first epoch, of 16, is the alignment's."""
     victim.prepare(undisturbed)
     with tally.fault(f"{signal.Signals(number).name}, in a step") as count:
-        victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 20, "signal": number})
+        victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 36, "signal": number})
         assert victim.finish(victim.start()) != 0
-        assert victim.log().rstrip().splitlines()[-1].startswith("linvit: error: stopped in epoch 2 after step 4; ")
+        assert victim.log().rstrip().splitlines()[-1].startswith("linvit: error: stopped in epoch 3 after step 4; ")
         found = victim.run_again()
         assert "resumed after epoch 1, step 4" in victim.log()
         count.compare(found["seed0"], expected["seed0"])
@@ -171,8 +175,8 @@ def test_a_run_keeps_its_last_checkpoint_and_when_it_is_done_its_model(victim: V
     """The best epoch is a line of the metrics: no result is of it, so that no weights of it are kept."""
     victim.prepare(undisturbed)
     kept = {"spec.json", "train.log"}
-    victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 40, "signal": signal.SIGKILL})
+    victim.sabotage({"call": "linvit.fit:Loop.step", "nth": 56, "signal": signal.SIGKILL})
     assert victim.finish(victim.start()) != 0
-    assert victim.files() == kept | {"checkpoint.pt", "progress.json"}
+    assert victim.files() == kept | {"checkpoint.align.pt", "checkpoint.pt", "progress.json"}
     victim.run_again()
     assert victim.files() == kept | {"metrics.json", "model.safetensors"}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from tally import Tally
-from victim import Victim, kill, wait_for
+from victim import Victim, kill, usual_run, wait_for
 
 pytestmark = pytest.mark.torture
 
@@ -50,23 +50,33 @@ WAYS = {
 
 LEAVE_A_LOCK = {kill_driver, kill_group, close_terminal}
 TIMES = 2
+AT_ONCE = 0.5
+"""Seconds in which Snakemake hears a signal, and has said what it started before."""
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ended_in_the_middle_of_a_grid(grid: Victim, tally: Tally, expected: dict, way: str) -> None:
+def test_ended_in_the_middle_of_a_grid(
+    grid: Victim, undisturbed: Victim, tally: Tally, expected: dict, chance: random.Random, way: str
+) -> None:
+    """The first time in the first of its runs, whatever the moment; the second time, where any is left by then."""
     done: dict[str, int] = {}
-    for _ in range(TIMES):
-        driver = grid.start()
+    for number in range(TIMES):
+        driver, first = grid.start(), number == 0
         wait_for(lambda driver=driver: grid.jobs() or driver.poll() is not None, "a job")
-        time.sleep(random.uniform(0, 8))
+        moment = time.monotonic() + chance.uniform(0, usual_run(undisturbed))
+        wait_for(lambda moment=moment, first=first: time.monotonic() > moment or (first and grid.metrics()), "a moment")
         done |= finished(grid)
-        if driver.poll() is not None:
+        if not first and driver.poll() is not None:
             break  # all is done
         with tally.fault(way):
+            assert driver.poll() is None, grid.said()
             WAYS[way](driver)
+            time.sleep(AT_ONCE)
+            begun = started(grid)
             grid.finish(driver)
             wait_for(lambda: not grid.jobs(), "its jobs to end")
             grid.read_all()
+            assert started(grid) == begun
         if WAYS[way] in LEAVE_A_LOCK:
             unlock(grid)
     with tally.fault(f"{way}: the same command once more") as count:
@@ -87,10 +97,15 @@ def test_no_job_goes_on_without_its_snakemake(endless: Victim, tally: Tally, way
 
 def finished(grid: Victim) -> dict[str, int]:
     """When each of the metrics was written whose run Snakemake has seen the end of."""
-    starts = re.findall(r"output: (\S+/metrics\.json)\n.*?jobid: (\d+)", grid.said(), re.DOTALL)
-    jobs = {number: path for path, number in starts}
+    jobs = started(grid)
     ends = re.findall(r"Finished jobid: (\d+) \(Rule: train\)", grid.said())
     return {jobs[number]: (grid.folder / jobs[number]).stat().st_mtime_ns for number in ends}
+
+
+def started(grid: Victim) -> dict[str, str]:
+    """The metrics that the last Snakemake's jobs were to make, by their numbers."""
+    starts = re.findall(r"output: (\S+/metrics\.json)\n.*?jobid: (\d+)", grid.said(), re.DOTALL)
+    return {number: path for path, number in starts}
 
 
 def unlock(grid: Victim) -> None:
@@ -108,6 +123,6 @@ def test_started_twice_at_once_in_a_folder(grid: Victim, tally: Tally, expected:
         second = grid.start()
         assert second.wait(60) != 0
         assert LOCKED in grid.said()
-        assert len(grid.jobs()) == 1
+        assert not started(grid)
         assert grid.finish(first) == 0
         count.compare(grid.metrics(), expected)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from saboteur import Moment, Write
+from saboteur import Moment, Write, die_within_a_write
 from tiny import one_line, repeatable, spec
 
 from linvit.files import WriteError
@@ -47,9 +47,9 @@ class Run:
         return Path(told.value.filename).name
 
     def killed_in(self, name: str, at: str, nth: int) -> bool:
-        """Whether a process that goes on with the run dies of SIGKILL in the n-th write of a file (saboteur.py)."""
-        die = Moment(nth, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        return self._died(self._start(lambda: sys.addaudithook(Write(name, at, die))))
+        """Whether a process that goes on with the run is killed in the n-th write of a file (saboteur.py)."""
+        die = die_within_a_write if at == "within" else lambda: os.kill(os.getpid(), signal.SIGKILL)
+        return self._died(self._start(lambda: sys.addaudithook(Write(name, at, Moment(nth, die)))))
 
     def killed_after(self, seconds: float) -> bool:
         """Whether one is still at work so long after its start, and dies then."""
@@ -69,4 +69,4 @@ class Run:
         return child
 
     def _died(self, child: int) -> bool:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (-signal.SIGKILL, -signal.SIGXFSZ)

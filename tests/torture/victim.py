@@ -24,11 +24,12 @@ PATIENCE = 900
 
 
 def mini_config(seeds: int, epochs: int) -> dict:
-    """Runs of size `mini` on the embedded images, with an evaluation after each epoch, and a source trained alike."""
+    """Runs of size `mini` on the embedded images, aligned first, evaluated after each epoch, and a source like them."""
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     recipe = config["recipes"]["fashion-mini"]
     config["recipes"]["quick"] = {**recipe, "epochs": epochs, "warmup_epochs": 1, "eval_every": 1}
-    config["datasets"]["fashion-1k"]["recipe"] = "quick"
+    config["recipes"]["aligned"] = {**config["recipes"]["quick"], "align": {"epochs": 1, "lr": 1.0e-3}}
+    config["datasets"]["fashion-1k"]["recipe"] = "aligned"
     config["sources"]["own"] = {"mini": {"train": {"dataset": "fashion-1k", "recipe": "quick"}}}
     block = {"datasets": ["fashion-1k"], "sizes": ["mini"], "variants": ["relu"], "inits": ["mlpcopy-distill"]}
     config["grids"] = {"victim": [{**block, "sources": ["own"], "seeds": list(range(seeds))}]}
@@ -140,6 +141,11 @@ class Victim(Study):
     def leftovers(self) -> list[str]:
         """Temporary files under the results."""
         return sorted(path.name for path in self.results.rglob(".*") if path.is_file())
+
+
+def usual_run(undisturbed: Victim) -> float:
+    """Seconds that a run takes: data set, source and two runs took four times that."""
+    return undisturbed.seconds / 4
 
 
 def hear_the_terminal() -> None:
