@@ -21,6 +21,7 @@ from torch import Tensor
 
 from linvit.archives import check_zip
 from linvit.config import UserError
+from linvit.files import regular
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
 """Entries that hold a model; the first that is there is taken: timm's order, then DINO's and iBOT's."""
@@ -129,7 +130,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Any:
     Raises:
         Exception: of many kinds, as damaged files make torch raise.
     """
-    check_zip(path)
+    check_zip(regular(path))
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         return torch.load(path, map_location=device, weights_only=True)
 
