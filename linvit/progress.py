@@ -1,5 +1,7 @@
 """How far a run is, on disk: everything it needs to go on, all or nothing."""
 
+import hashlib
+import logging
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from torch import nn
 from linvit.checkpoints import load
 from linvit.config import UserError
 from linvit.files import replacing
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointError(UserError):
@@ -66,6 +70,22 @@ def save(
             torch.save({**state, "progress": asdict(progress)}, file)
         except RuntimeError as error:  # what torch's writer makes of a full disk
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def exchange(path: Path, identity: str) -> None:
+    """Set the checkpoint of another identity aside, and put that of this one in its place, if one was set aside."""
+    if path.exists() and (other := load(path)["identity"]) != identity:
+        log.warning(
+            "the checkpoint is of a run with other settings: set aside as %s, for when they come back",
+            path.replace(_aside(path, other)),
+        )
+    if not path.exists() and (own := _aside(path, identity)).exists():
+        own.replace(path)
+
+
+def _aside(path: Path, identity: str) -> Path:
+    """Where a checkpoint waits while its folder is used by a run of other settings."""
+    return path.with_suffix(f".{hashlib.sha256(identity.encode()).hexdigest()[:8]}.old")
 
 
 def restore(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
