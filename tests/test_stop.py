@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from linvit.cli.command import stop_on_signal
 from linvit.fit import Interrupted
 from linvit.grid import RunSpec
 from linvit.run import train
+from linvit.signals import held
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,29 @@ def test_whatever_asks_a_process_to_end_is_heard(handlers, number) -> None:
     assert stop()
     with pytest.raises(KeyboardInterrupt):  # who asks for the second time does not want to wait
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_another_thread_is_handed_is_taken_when_it_is_held_no_more(handlers) -> None:
+    """In a fork, what its handler raises would be printed and lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+
+    def hand_over() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.raise_signal(signal.SIGINT)
+
+    def block() -> None:
+        with held():
+            thread = threading.Thread(target=hand_over)
+            thread.start()
+            thread.join()
+            reached.append("the block's end")
+        reached.append("what follows")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == ["the block's end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_run_under_nohup_outlives_its_terminal(handlers) -> None:
