@@ -21,6 +21,7 @@ from torch import Tensor
 
 from linvit.archives import check_zip
 from linvit.config import UserError
+from linvit.files import regular
 from linvit.pickles import SCALARS, check_pickles
 
 STATE_DICTS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
@@ -141,7 +142,7 @@ def check(path: Path) -> None:
     Raises:
         Exception: of many kinds, as damaged files make the readers raise.
     """
-    check_zip(path)
+    check_zip(regular(path))
     check_pickles(path)
 
 

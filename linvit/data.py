@@ -6,12 +6,13 @@ holds depends on the seed, the epoch and the step alone, never on the number of 
 
 import logging
 import math
+import os
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from linvit.config import Dataset, Recipe, Size
 from linvit.datasets import DataError, Images, Packed, Split, image_at
 from linvit.device import to_device
 from linvit.ranks import Ranks
+from linvit.signals import held, released, when_gone
 
 log = logging.getLogger(__name__)
 
@@ -239,13 +241,18 @@ class FileBatches(_TrainingSet):
 
 
 class Loader(torch.utils.data.DataLoader):
-    """A DataLoader that tells of an image that cannot be read as one process would."""
+    """A DataLoader that tells of an image that cannot be read as one process would.
+
+    Signals to the whole job do not end its processes, not even while they start (`_serve`).
+    """
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
-            yield from super().__iter__()
+            with held():
+                batches = super().__iter__()
+            yield from batches
         except DataError as error:  # of another process: with that one's traceback in its text, and the error last
-            raise DataError(str(error).strip().splitlines()[-1].removeprefix("linvit.datasets.DataError: ")) from None
+            raise DataError(error.args[0].rpartition("linvit.datasets.DataError: ")[-1].strip()) from None
 
 
 @dataclass(frozen=True)
@@ -326,18 +333,23 @@ def _normalized(images: Tensor, dataset: Dataset) -> Tensor:
     return images.sub_(mean).div_(std)
 
 
-def _outlive_signals(worker: int) -> None:
-    """A scheduler signals every process of a job, but the run still needs its images to finish a step.
+def _serve(run: int, worker: int) -> None:
+    """Have a loading process live as long as the run, the process of that number, that it loads for.
 
-    Not for ever: TERM is also how this process is ended when nobody needs it any more.
+    A scheduler or a terminal signals every process of a job, but the run still needs its images to finish a step. Not
+    for ever: TERM is also how this process is ended when nobody needs it any more. And torch looks only later whether
+    the run is still there.
     """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    for number in (signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(OUTLIVED_SECONDS))
+    released()
+    when_gone(run, lambda: os._exit(1))
 
 
 def _loading(device: torch.device, workers: int) -> dict[str, Any]:
     """How a DataLoader works, whatever it loads."""
-    return {"num_workers": workers, "worker_init_fn": _outlive_signals, "pin_memory": device.type == "cuda"}
+    return {"num_workers": workers, "worker_init_fn": partial(_serve, os.getpid()), "pin_memory": device.type == "cuda"}
 
 
 def default_workers(threads: int | None) -> int:

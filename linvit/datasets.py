@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.archives import read_idx, read_npz
 from linvit.config import Dataset, UserError, reason_of
-from linvit.files import resource
+from linvit.files import regular, resource
 
 CHANNELS = (1, 3)
 """Of an image: grey, or red, green and blue."""
@@ -131,23 +131,26 @@ def image_at(data: Split, index: int) -> tuple[PIL.Image.Image, int]:
     Raises:
         DataError: names the file that is no whole image.
     """
+    place = _place_of(data, index)
     try:
+        if isinstance(place, Path):
+            regular(place)
         image, label = data[index]
         image.load()
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise DataError(f"{_place_of(data, index)}: cannot be read as an image: {reason_of(error)}") from error
+        raise DataError(f"{place}: cannot be read as an image: {reason_of(error)}") from error
     return image, label
 
 
-def _place_of(data: Any, index: int) -> str:
+def _place_of(data: Any, index: int) -> Path | str:
     """The file of an image, or its number where it is none of its own."""
     if isinstance(data, torch.utils.data.Subset):
         return _place_of(data.dataset, data.indices[index])
     if hasattr(data, "samples"):
-        return str(data.samples[index][0])
+        return Path(data.samples[index][0])
     # torchvision's other sets of files.
     paths = next((getattr(data, key) for key in ("_image_files", "_images") if hasattr(data, key)), None)
-    return f"image {index}" if paths is None else str(paths[index])
+    return f"image {index}" if paths is None else Path(paths[index])
 
 
 def scored_labels(dataset: Dataset) -> list[int]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.config import RunEnded, Size
+from linvit.config import Interrupted, RunEnded, Size
 from linvit.data import Batch
 from linvit.device import autocast
 from linvit.ranks import Ranks
@@ -20,23 +20,32 @@ class NotANumber(RunEnded):
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], precision: str = "float32", ranks: Ranks = Ranks()
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: str = "float32",
+    ranks: Ranks = Ranks(),
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Top-1 and top-5 accuracy in percent, over the images of all ranks.
 
     Raises:
         NotANumber: a logit is NaN.
+        Interrupted: `stop`, which is asked between batches, was true on a rank.
     """
     model.eval()
     device = next(model.parameters()).device
-    counts, images = torch.zeros(3, dtype=torch.long, device=device), 0
+    counts, images, stopped = torch.zeros(3, dtype=torch.long, device=device), 0, False
     for inputs, labels in batches:
+        if images and (stopped := stop()):
+            break
         labels = labels.to(device, non_blocking=True)
         with autocast(device, precision):
             logits = model(inputs.to(device, non_blocking=True))
         ranked = logits.float().topk(min(5, logits.shape[-1])).indices == labels[:, None]
         counts += torch.stack([ranked[:, 0].sum(), ranked.sum(), logits.isnan().any(-1).sum()])
         images += len(labels)
+    if ranks.any(stopped):  # asked once, at the end of each share: they need not have the same number of batches
+        raise Interrupted("stopped in an evaluation")
     shares = ranks.sum(counts).double() / ranks.sum(torch.tensor(images)).item()
     top1, top5, unanswered = (100 * shares).tolist()
     if unanswered:

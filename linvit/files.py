@@ -1,10 +1,12 @@
 """Files: written so that a reader never meets half of one, checksummed, or found inside a package."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.resources import files
@@ -79,6 +81,8 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
+    except OverflowError:  # no process has such a number
+        return False
     except PermissionError:  # another user's
         pass
     return True
@@ -113,8 +117,21 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def regular(path: str | Path) -> Path:
+    """The path, unless to read what is there might take for ever: a pipe without a writer, a device.
+
+    Raises:
+        OSError: it leads to neither a file nor a folder.
+    """
+    path = Path(path)
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path
+
+
 def sha256_of(path: str | Path) -> str:
-    with Path(path).open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from linvit.config import Recipe, RunEnded
+from linvit.config import Interrupted, Recipe, RunEnded
 from linvit.data import Batches, Stream
 from linvit.device import autocast, to_device
-from linvit.progress import CheckpointError, Progress, Schedule, restore, save
+from linvit.progress import CheckpointError, Progress, Schedule, exchange, restore, save
 from linvit.ranks import Ranks
 from linvit.watch import Watch
 
@@ -29,13 +29,6 @@ class NonFiniteLoss(RunEnded):
     """The loss became NaN or infinite."""
 
     advice = "lower the recipe's lr, or set its precision: float32"
-
-
-class Interrupted(RunEnded):
-    """Training was asked to stop, and did so after writing a checkpoint."""
-
-    interrupted = True
-    advice = "the same command goes on from there"
 
 
 def fit(
@@ -62,7 +55,8 @@ def fit(
             step, so that a resumed run ends bit-identical to an undisturbed one.
         criterion: The task's loss of the model's outputs and the labels; cross-entropy of logits where not given.
         auxiliary: A loss of the batch's images to add, called after the model's forward pass.
-        evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end.
+        evaluate: Metrics of the model as it is, recorded every `recipe.eval_every` epochs and at the end. It may
+            raise Interrupted: the checkpoint is of just before it.
         checkpoint: Written after each epoch, and before it is evaluated; training resumes from it where it exists.
         identity: What the checkpoint must belong to (the run's spec); another run's is set aside.
         stop: Asked after each step; once true on a rank, a checkpoint is written and all ranks end.
@@ -295,8 +289,17 @@ def _resumed(
     ranks: Ranks,
 ) -> Progress:
     """Where the checkpoint left the run; its start if there is none, or one of a run with other settings."""
-    is_there = checkpoint is not None and checkpoint.exists()
-    found = restore(checkpoint, identity, model, optimizer, schedule) if is_there else None
+
+    def restored() -> Progress | None:
+        is_there = checkpoint is not None and checkpoint.exists()
+        return restore(checkpoint, identity, model, optimizer, schedule) if is_there else None
+
+    found = restored()
+    if checkpoint and ranks.any(found is None):
+        if ranks.first:
+            exchange(checkpoint, identity)
+        ranks.wait()
+        found = restored()
     progress = found or Progress()
     # A file system that is slow to tell may show the checkpoint, or its newest version, to some ranks only.
     steps = torch.tensor([progress.epochs, progress.step])
@@ -304,7 +307,4 @@ def _resumed(
         raise CheckpointError(f"{checkpoint}: not the same on all {ranks.size} ranks; start this run again")
     if found:
         log.info("resumed after epoch %d, step %d", found.epochs, found.step)
-    elif is_there and ranks.first:
-        aside = checkpoint.replace(checkpoint.with_suffix(".old"))
-        log.warning("the checkpoint is of a run with other settings: set aside as %s", aside)
     return progress

@@ -1,5 +1,7 @@
 """How far a run is, on disk: everything it needs to go on, all or nothing."""
 
+import hashlib
+import logging
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from linvit.checkpoints import is_stored, load
 from linvit.config import Part, UserError, first_mistake, reason_of
 from linvit.files import replacing
+
+log = logging.getLogger(__name__)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter beside the number of its steps."""
@@ -97,6 +101,22 @@ class Schedule:
             raise ValueError("evaluations of other epochs than this run's")
         if any((extra is not None) != self.distils for extra in progress.distillation_losses):
             raise ValueError("distillation losses of another run")
+
+
+def exchange(path: Path, identity: str) -> None:
+    """Set the checkpoint of another identity aside, and put that of this one in its place, if one was set aside."""
+    if path.exists() and (other := load(path)["identity"]) != identity:
+        log.warning(
+            "the checkpoint is of a run with other settings: set aside as %s, for when they come back",
+            path.replace(_aside(path, other)),
+        )
+    if not path.exists() and (own := _aside(path, identity)).exists():
+        own.replace(path)
+
+
+def _aside(path: Path, identity: str) -> Path:
+    """Where a checkpoint waits while its folder is used by a run of other settings."""
+    return path.with_suffix(f".{hashlib.sha256(identity.encode()).hexdigest()[:8]}.old")
 
 
 def restore(

@@ -36,6 +36,7 @@ from linvit.watch import Journal, Terminal, View, Watch
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT, ALIGNED = "checkpoint.pt", "checkpoint.align.pt"
 PACKAGES = ("torch", "torchvision", "timm", "numpy")
 
 
@@ -88,8 +89,7 @@ def _train(
     student = build_student(spec, weights).to(device)
     test = data.evaluation_batches(test_data, spec.dataset, spec.recipe, spec.size, **options)
 
-    def evaluated() -> dict[str, float]:
-        return evaluate(student, test, spec.recipe.precision, ranks)
+    evaluated = partial(evaluate, student, test, spec.recipe.precision, ranks)
 
     def stage(stream: Stream, checkpoint: str, part: Watch) -> dict:
         """What both stages of training have, each with random numbers and a checkpoint of its own."""
@@ -109,11 +109,12 @@ def _train(
     if spec.init.train:
         if spec.recipe.align:
             part = watch.part(0, passes, stage="alignment")
-            alone = stage(partial(spec.stream, "align"), "checkpoint.align.pt", part)
+            alone = stage(partial(spec.stream, "align"), ALIGNED, part)
             aligned = align(build_teacher(spec.size, weights).to(device), student, spec.recipe.align, **alone)
         part = watch.part(aligned.epochs, passes, time.perf_counter() - begin + aligned.earlier_seconds)
-        main = stage(spec.stream, "checkpoint.pt", part)
-        progress = fit(student, **main, auxiliary=build_distillation(spec, weights, student), evaluate=evaluated)
+        main = stage(spec.stream, CHECKPOINT, part)
+        main |= {"auxiliary": build_distillation(spec, weights, student), "evaluate": partial(evaluated, stop)}
+        progress = fit(student, **main)
     accuracy = progress.history[-1] if progress.history else evaluated()
     metrics = results_of(spec, student, progress, accuracy, aligned) | {
         "wall_seconds": time.perf_counter() - start + aligned.earlier_seconds + progress.earlier_seconds,
@@ -128,8 +129,8 @@ def _train(
         save_model(student, spec, folder / MODEL)
         write_sealed(folder / "metrics.json", metrics)
     if ranks.first and not stop():  # whoever asks it to stop may not hear of its end, and start it again
-        # That of a former run with other settings, and what a killed process had half written, included.
-        for checkpoint in (*folder.glob("checkpoint.*"), *folder.glob(".checkpoint.*")):
+        # Its own alone: a run of other settings may come back for those that were set aside.
+        for checkpoint in (*checkpoints_in(folder, spec), *folder.glob(".checkpoint.*")):
             checkpoint.unlink(missing_ok=True)
     return metrics
 
@@ -139,6 +140,12 @@ def views_of(folder: Path, tensorboard: bool, ranks: Ranks) -> list[View]:
     if not ranks.first:
         return []
     return [Terminal(), Journal(folder), *([Events(folder)] if tensorboard else [])]
+
+
+def checkpoints_in(folder: Path, spec: RunSpec) -> list[Path]:
+    """The last one of each stage of a run's training."""
+    names = [CHECKPOINT, *([ALIGNED] if spec.recipe.align else [])]
+    return [folder / name for name in names] if spec.init.train else []
 
 
 def identity_on(device: torch.device, spec: RunSpec) -> str:

@@ -1,6 +1,7 @@
 """The command line: each subcommand by hand, and mistakes told in one line with exit code 2."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def test_the_overview_names_every_subcommand(capsys):
 
 
 BAD_ARGUMENTS = ["", "nosuch", "train", "grid --nosuch", "figure fig2", "train {} --out x --threads many"]
+BAD_ARGUMENTS += ["train {} --out x --workers -1", "source {} --workers 1.5", "evaluate x x --workers 9999999"]
 BAD_ARGUMENTS += ["bench", "bench --throughput --batch-size 0", "bench --throughput --threads many"]
 
 
@@ -70,6 +72,26 @@ def test_arguments_that_are_none_end_with_code_2(capsys, arguments):
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"linvit( \w+)?: error: .*; see linvit( \w+)? --help$", line)
+
+
+@pytest.mark.parametrize("workers", ["-1", "few", "1.5", "9" * 5000])
+def test_a_number_of_processes_that_is_none_is_refused_with_those_allowed(capsys, workers):
+    with pytest.raises(SystemExit):
+        main(["train", "{}", "--out", "x", "--workers", workers])
+    assert f"--workers: found {workers!r}; allowed: 0 to 999,999; see" in capsys.readouterr().err
+
+
+def test_a_spec_that_is_no_regular_file_is_refused_rather_than_waited_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("spec.json")
+    assert main(["train", "spec.json", "--out", "x"]) == 2
+    assert capsys.readouterr().err == "linvit: error: spec.json: no regular file\n"
+
+
+def test_a_name_that_holds_a_line_break_is_told_on_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "a\nb.json", "--out", "x"]) == 2
+    assert capsys.readouterr().err == "linvit: error: a\\nb.json: No such file or directory\n"
 
 
 # --- status -------------------------------------------------------------------------------------------------

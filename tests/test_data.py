@@ -1,17 +1,27 @@
 """The batches that training and evaluation see: drawn from seeds alone, on both paths."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import numpy as np
 import PIL.Image
+import psutil
 import pytest
 import timm.data
 import torch
-from tiny import RECIPE, RGB, SIZE, STUDY, TRAIN, arrays, changed, dataset, spec
+from processes import ENDINGS
+from tiny import RECIPE, RGB, SIZE, STUDY, TRAIN, arrays, changed, dataset, one_line, spec
 from torchvision.transforms.v2 import functional as F
 
 from linvit import data
-from linvit.config import Dataset
+from linvit.config import Dataset, printable
 from linvit.data import epoch_order, evaluation_batches, training_batches
-from linvit.datasets import Images
+from linvit.datasets import DataError, Images
 
 # --- training batches -------------------------------------------------------------------------------------
 
@@ -338,3 +348,91 @@ def test_images_that_are_made_smaller_are_resized_one_by_one_with_antialiasing()
     images, _ = next(made.epoch(1))
     assert images.std() < 0.1
     assert images.mean() == pytest.approx(0.5, abs=0.02)
+
+
+# --- processes that load images ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def after_fork() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Have processes forked in this test begin with a call."""
+    calls = []
+    os.register_at_fork(after_in_child=lambda: [call() for call in calls])
+    yield calls.append
+    calls.clear()
+
+
+@pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
+def test_a_signal_to_loading_processes_as_they_start_changes_nothing(after_fork, capfd, number):
+    """As a scheduler or a terminal sends it to every process of a job."""
+    split, recipe = PATHS["file by file"]
+    alone = epoch_of(batches_of(split, recipe), 2)
+    after_fork(lambda: os.kill(os.getpid(), number))
+    helped = epoch_of(batches_of(split, recipe, workers=2), 2)
+    assert same(alone[0], helped[0])
+    assert capfd.readouterr().err == ""
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(ENDINGS)
+
+
+ORPHAN = """
+import os, signal, sys, time
+import torch
+from linvit.data import Loader, _loading
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def wait():
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+parent = os.getpid()
+os.register_at_fork(after_in_parent=die, after_in_child=wait)
+next(iter(Loader(range(8), 4, **_loading(torch.device("cpu"), 1))))
+"""
+
+
+def test_a_loading_process_whose_run_was_killed_as_it_started_ends():
+    """torch's own watch begins later, and would take what adopts it for the run."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True) as run:
+        loading = psutil.Process(int(run.stdout.readline()))
+    deadline = time.monotonic() + 60
+    while loading.is_running() and loading.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it goes on alone"
+        time.sleep(0.1)
+
+
+class Samples(torch.utils.data.Dataset):
+    """Files, as torchvision's folders of images hold them."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.samples = [(str(path), 0) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        path, label = self.samples[index]
+        return PIL.Image.open(path), label
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["a.png", "a\nlinvit.datasets.b.png", "a\u2028b\udcff.png", "å b.png"])
+def test_an_image_that_cannot_be_read_is_told_by_its_whole_name_on_one_line(tmp_path, workers, name):
+    path = tmp_path / name
+    path.write_text("no image")
+    batches = evaluation_batches(Samples(path), NUMBERED, RECIPE, SIZE, workers=workers)
+    with pytest.raises(DataError) as caught:
+        list(batches)
+    assert one_line(caught.value).startswith(f"{printable(str(path))}: cannot be read as an image: cannot identify")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["a pipe", "a device"])
+def test_what_is_no_regular_file_is_refused_rather_than_waited_for(tmp_path, make):
+    path = tmp_path / "a.png"
+    make(path)
+    with pytest.raises(DataError) as caught:
+        list(evaluation_batches(Samples(path), NUMBERED, RECIPE, SIZE))
+    assert one_line(caught.value).startswith(f"{path}: cannot be read as an image: ")
+    assert "no regular file" in str(caught.value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny import CLASSES, RGB, SIZE, STUDY, changed
 from torch import nn
 
-from linvit.config import Size
+from linvit.config import Interrupted, Size
 from linvit.evaluate import count_flops, count_parameters, evaluate, images_per_second
 from linvit.vit import build_vit
 
@@ -85,6 +85,13 @@ def test_the_model_is_evaluated_in_evaluation_mode_without_gradients():
     model = Answers().train()
     evaluate(model, [(torch.eye(3), torch.arange(3))] * 2)
     assert model.modes == [(False, True)] * 2
+
+
+def test_an_evaluation_that_is_asked_to_stop_does_so_before_its_next_batch():
+    model, asked = Answers(), iter([False, True])
+    with pytest.raises(Interrupted, match="stopped in an evaluation"):
+        evaluate(model, [(torch.eye(3), torch.arange(3))] * 4, stop=lambda: next(asked))
+    assert len(model.modes) == 2
 
 
 def test_half_precision_logits_are_compared_as_they_are():

@@ -117,6 +117,12 @@ def test_only_what_dead_processes_of_this_machine_left_for_a_file_is_swept(tmp_p
     assert set(names(tmp_path)) == kept | {"a.json"}
 
 
+def test_a_number_that_no_process_can_have_is_a_dead_ones(tmp_path):
+    (tmp_path / f".a.{socket.gethostname()}.{10**20}.json").touch()
+    write_text(tmp_path / "a.json", "new")
+    assert names(tmp_path) == ["a.json"]
+
+
 def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path):
     with pytest.raises(WriteError) as told, replacing(tmp_path / "a.json"):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

@@ -639,8 +639,23 @@ def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed(tmp_path, capl
     fitted(model, checkpoint=path, identity=run.model_copy(update=change).to_json())
     fitted(fresh)
     assert equal(state_of(model), state_of(fresh))
-    assert path.with_suffix(".old").read_bytes() == content
-    assert f"with other settings: set aside as {path.with_suffix('.old')}" in caplog.text
+    (aside,) = tmp_path.glob("checkpoint.*.old")
+    assert aside.read_bytes() == content
+    assert f"with other settings: set aside as {aside}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint.align.pt"])
+def test_a_checkpoint_that_was_set_aside_is_taken_up_when_its_settings_come_back(tmp_path, caplog, name):
+    """However many others there were meanwhile, each of which was stopped, too."""
+    path, identities = tmp_path / name, ["one", "other", "third"]
+    caplog.set_level("INFO", "linvit")
+    for steps in (1, 2):
+        for identity in identities:
+            caplog.clear()
+            with pytest.raises(Interrupted):
+                fitted(checkpoint=path, identity=identity, stop=lambda: True)
+            assert (f"resumed after epoch 0, step {steps - 1}" in caplog.text) == (steps > 1)
+    assert len(list(tmp_path.iterdir())) == len(identities)
 
 
 def test_a_run_killed_in_an_evaluation_trains_no_step_again(tmp_path):

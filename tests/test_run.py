@@ -32,12 +32,13 @@ from linvit import data, datasets, run, sources
 from linvit.config import Init
 from linvit.evaluate import count_flops, count_parameters, evaluate
 from linvit.files import is_whole
-from linvit.fit import NonFiniteLoss
+from linvit.fit import Interrupted, NonFiniteLoss
 from linvit.grid import RunSpec
 from linvit.init import CopyError
 from linvit.run import best_of, build_distillation, build_student, git_commit, train
 from linvit.trained import load_model, save_model
 from linvit.vit import build_vit
+from linvit.watch import PROGRESS
 
 KEYS = {
     "name",
@@ -228,6 +229,23 @@ def test_temporary_files_of_a_killed_run_are_not_mistaken_for_real_ones(study, t
     for name in (".checkpoint.7.pt", ".metrics.7.json", ".spec.7.json", ".model.7.safetensors"):
         (folder / name).write_bytes(b"half")
     assert repeatable(run_in(study, folder, spec_in(study))) == repeatable(whole)
+
+
+@pytest.mark.parametrize("align", [None, {"epochs": 2}])
+def test_a_run_of_other_settings_in_its_folder_costs_no_step_of_a_run(study, tmp_path, align):
+    """The other one has no stage of alignment and is done, and its end leaves what is not its own."""
+    chosen = spec_in(study, "relu", "fullcopy-distill", recipe=changed(RECIPE, align=align, eval_every=3))
+    whole, asked = run_in(study, tmp_path / "whole", chosen), iter([False] * 7 + [True])
+    with pytest.raises(Interrupted):
+        train(chosen, tmp_path / "run", sources_folder=study, data_root=study, stop=lambda: next(asked))
+    (tmp_path / "run" / PROGRESS).unlink()
+    run_in(study, tmp_path / "run", spec_in(study))
+    asked = iter([True])
+    with pytest.raises(Interrupted) as stopped:
+        train(chosen, tmp_path / "run", sources_folder=study, data_root=study, stop=lambda: next(asked))
+    assert "stopped in epoch 3 after step 3" in str(stopped.value)
+    assert repeatable(run_in(study, tmp_path / "run", chosen)) == repeatable(whole)
+    assert not list((tmp_path / "run").glob("*checkpoint*"))
 
 
 def test_a_loss_that_is_no_number_leaves_no_metrics(study, tmp_path, monkeypatch):

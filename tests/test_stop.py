@@ -5,18 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from processes import ENDINGS
-from tiny import RECIPE, changed, repeatable, source, spec, store_source, write_npz
+from tiny import RECIPE, changed, one_line, repeatable, source, spec, store_source, write_npz
 
 from linvit.cli.command import stop_on_signal
 from linvit.fit import Interrupted
 from linvit.grid import RunSpec
 from linvit.run import train
+from linvit.signals import held
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +38,22 @@ def run(study: Path, run_spec: RunSpec, folder: Path, stop=lambda: False) -> dic
 
 
 @pytest.mark.parametrize("recipe", [{}, {"auto_augment": "rand-m5-inc1", "mixup": 0.8}])
-def test_a_run_stopped_after_every_step_ends_bit_identical(study, tmp_path, recipe) -> None:
-    run_spec = distilled(study, **recipe)
+def test_a_run_stopped_after_every_step_and_in_every_evaluation_ends_bit_identical(study, tmp_path, recipe) -> None:
+    run_spec = distilled(study, eval_every=1, **recipe)
     undisturbed = run(study, run_spec, tmp_path / "undisturbed")
-    stops = 0
-    for _ in itertools.count():
+    where = []
+    for number in itertools.count():
+        # Each second process ends an evaluation that it goes on with, and is asked to stop later.
+        asked = itertools.chain([number % 2 == 0], itertools.repeat(True))
         try:
-            stopped = run(study, run_spec, tmp_path / "stopped", stop=lambda: True)
+            stopped = run(study, run_spec, tmp_path / "stopped", stop=lambda asked=asked: next(asked))
             break
-        except Interrupted:
-            stops += 1
+        except Interrupted as error:
+            where.append(one_line(error))
             assert (tmp_path / "stopped/checkpoint.pt").exists()
             assert not (tmp_path / "stopped/metrics.json").exists()
-    assert stops == 9  # three epochs of three steps
+    assert where.count("stopped in an evaluation") > 1
+    assert len(where) - where.count("stopped in an evaluation") > 4
     assert repeatable(stopped) == repeatable(undisturbed)
 
 
@@ -79,6 +84,29 @@ def test_whatever_asks_a_process_to_end_is_heard(handlers, number) -> None:
     assert stop()
     with pytest.raises(KeyboardInterrupt):  # who asks for the second time does not want to wait
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_another_thread_is_handed_is_taken_when_it_is_held_no_more(handlers) -> None:
+    """In a fork, what its handler raises would be printed and lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+
+    def hand_over() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.raise_signal(signal.SIGINT)
+
+    def block() -> None:
+        with held():
+            thread = threading.Thread(target=hand_over)
+            thread.start()
+            thread.join()
+            reached.append("the block's end")
+        reached.append("what follows")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == ["the block's end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_run_under_nohup_outlives_its_terminal(handlers) -> None:

@@ -97,7 +97,7 @@ def test_a_terminal_shows_one_line_and_a_log_a_line_an_epoch(study, monkeypatch,
 
 def test_a_stopped_run_leaves_where_it_stands_and_why_and_a_finished_one_nothing(study):
     with pytest.raises(Interrupted):
-        carry_out(study, "run", stop=after(4))
+        carry_out(study, "run", stop=after(5))  # which an evaluation asks once, too
     found = json.loads((study / "run" / watch.PROGRESS).read_text())
     assert found["interrupted"] is True
     assert found["error"].startswith("Interrupted: stopped in epoch 2 after step 1")

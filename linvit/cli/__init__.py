@@ -13,7 +13,7 @@ import sys
 from linvit import __version__
 from linvit.cli import grids, models, pictures, reports, show, steps
 from linvit.cli.command import Command, Parser, end_with, limit_threads
-from linvit.config import RunEnded, UserError
+from linvit.config import RunEnded, UserError, printable
 from linvit.config.mistakes import meant
 from linvit.files import WriteError
 from linvit.logs import set_up_logging
@@ -98,7 +98,7 @@ def _line(command: Command) -> str:
 
 
 def _failed(reason: str, code: int) -> int:
-    print(f"linvit: error: {reason}", file=sys.stderr)
+    print(f"linvit: error: {printable(reason)}", file=sys.stderr)
     return code
 
 

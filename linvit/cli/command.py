@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +16,13 @@ from pydantic import ValidationError
 
 from linvit.catalogue import INITS, SIZES, VARIANTS, named
 from linvit.config import ConfigError, Dataset, Part, Study, first_mistake, load_study
+from linvit.files import regular
+from linvit.signals import ENDINGS, when_gone
 
 _PartT = TypeVar("_PartT", bound=Part)
 
 WIDTH = 78
-ENDINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+MOST = 999_999  # of whatever is counted in an argument
 CONFIG = Path("config.yaml")
 PACKAGED: dict[str, Mapping[str, Part]] = {"variants": VARIANTS, "inits": INITS, "sizes": SIZES}
 """The tables of a configuration that come with the package too."""
@@ -100,7 +100,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 def add_compute(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads for torch")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that decode; default: threads - 1")
+    parser.add_argument("--workers", type=natural, metavar="N", help="processes that decode; default: threads - 1")
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -109,9 +109,17 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return _number(text, 1)
+
+
+def natural(text: str) -> int:
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> int:
+    number = int(text) if text.isdecimal() and len(text) <= len(str(MOST)) else -1
+    if not least <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: {least} to {MOST:,}")
     return number
 
 
@@ -166,13 +174,7 @@ def stop_on_signal() -> Callable[[], bool]:
 
 def end_with(parent: int) -> None:
     """Send this process SIGTERM once the one that started it is no more: a killed Snakemake leaves no jobs behind."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+    when_gone(parent, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 class Places(NamedTuple):
@@ -225,7 +227,7 @@ def _is_json(argument: str) -> bool:
 
 def _read(kind: type[_PartT], argument: str) -> _PartT:
     try:
-        return kind.model_validate_json(argument if _is_json(argument) else Path(argument).read_bytes())
+        return kind.model_validate_json(argument if _is_json(argument) else regular(argument).read_bytes())
     except ValidationError as error:
         where = "" if _is_json(argument) else f"{argument}: "
         raise ConfigError(f"{where}not a {kind.__name__}: {first_mistake(error, kind)}") from None

@@ -3,7 +3,7 @@
 Nothing here imports torch: a login node that only builds the DAG reads this package.
 """
 
-from linvit.config.errors import ConfigError, RunEnded, UserError, reason_of
+from linvit.config.errors import ConfigError, Interrupted, RunEnded, UserError, printable, reason_of
 from linvit.config.mistakes import first_mistake
 from linvit.config.parts import (
     DISTANCES,
@@ -44,6 +44,7 @@ __all__ = [
     "Distill",
     "Group",
     "Init",
+    "Interrupted",
     "Name",
     "Part",
     "Recipe",
@@ -59,6 +60,7 @@ __all__ = [
     "check_targets",
     "first_mistake",
     "load_study",
+    "printable",
     "read_yaml",
     "reason_of",
     "resolve_class",
