@@ -71,6 +71,8 @@ def fit(
     begin = time.perf_counter()
     schedule = Schedule(recipe.epochs, len(batches), recipe.eval_every if evaluate else None, auxiliary is not None)
     progress = _resumed(checkpoint, identity, model, optimizer, schedule, ranks)
+    if progress.epochs or progress.step:
+        log.info("resumed after epoch %d, step %d", watch.before + progress.epochs, progress.step)
 
     def keep() -> None:
         if checkpoint and ranks.first:
@@ -305,6 +307,4 @@ def _resumed(
     steps = torch.tensor([progress.epochs, progress.step])
     if ranks.any(not torch.equal(ranks.sum(steps), ranks.size * steps)):
         raise CheckpointError(f"{checkpoint}: not the same on all {ranks.size} ranks; start this run again")
-    if found:
-        log.info("resumed after epoch %d, step %d", found.epochs, found.step)
     return progress

@@ -1,8 +1,7 @@
 """A linear ViT as a folder: `model.safetensors` and the `config.json` by which timm builds it again.
 
 `timm.create_model("local-dir:<folder>", pretrained=True)` opens one after `linvit.register()`; so does what timm itself
-saved of a registered model. What linvit wrote has a checksum of both files in
-the configuration, which timm leaves alone.
+saved of a registered model. What linvit wrote has a checksum of both files in its configuration; timm overlooks it.
 """
 
 import json
@@ -96,8 +95,8 @@ def check_files(folder: Path, config: dict[str, Any]) -> None:
     path = folder / MODEL
     try:
         is_damaged = SEAL in config and config[SEAL] != _seal(config, folder)
-        for path in [] if (folder / MODEL).exists() else sorted(folder.iterdir()):
-            if path.suffix in PICKLED:
+        if not path.exists():
+            for path in sorted(path for path in folder.iterdir() if path.suffix in PICKLED):
                 check(path)
     except Exception as error:  # whatever damaged files make the readers raise
         raise ModelError(f"{path}: cannot be read: {_reason(error)}") from error

@@ -28,6 +28,7 @@ ALLOWED = {
     "int_type": "a whole number",
     "less_than": "below {lt}",
     "less_than_equal": "up to {le}",
+    "list_type": "a list",
     "literal_error": "{expected}",
     "model_attributes_type": "keys with values",
     "model_type": "keys with values",

@@ -166,7 +166,7 @@ def test_asked_to_stop_in_a_step(
         assert victim.finish(victim.start()) != 0
         assert victim.log().rstrip().splitlines()[-1].startswith("linvit: error: stopped in epoch 3 after step 4; ")
         found = victim.run_again()
-        assert "resumed after epoch 1, step 4" in victim.log()
+        assert "resumed after epoch 2, step 4" in victim.log()
         count.compare(found["seed0"], expected["seed0"])
 
 
