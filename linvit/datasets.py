@@ -150,7 +150,8 @@ def _place_of(data: Any, index: int) -> Path | str:
         return Path(data.samples[index][0])
     # torchvision's other sets of files.
     paths = next((getattr(data, key) for key in ("_image_files", "_images") if hasattr(data, key)), None)
-    return f"image {index}" if paths is None else Path(paths[index])
+    place = paths[index] if paths is not None else None
+    return Path(place) if isinstance(place, str | Path) else f"image {index}"
 
 
 def scored_labels(dataset: Dataset) -> list[int]:

@@ -150,9 +150,8 @@ def test_the_operations_of_a_known_layer():
     assert count_flops(One(nn.Linear(768, 7, bias=False), True), RGB) == 2 * 768 * 7
     # Kernels of 4x4 every 4 pixels over 3x16x16: 16 places, 5 filters.
     assert count_flops(One(nn.Conv2d(3, 5, 4, stride=4), False), RGB) == 2 * 16 * 5 * (3 * 4 * 4)
-    # Depthwise 3x3 on 8 channels.
-    eight = changed(SIZE, channels=8)
-    assert count_flops(One(nn.Conv2d(8, 8, 3, padding=1, groups=8), False), eight) == 2 * 256 * 8 * 9
+    # Depthwise 3x3 on 3 channels.
+    assert count_flops(One(nn.Conv2d(3, 3, 3, padding=1, groups=3), False), RGB) == 2 * 256 * 3 * 9
 
 
 def outside_of_mixing(size: Size, tokens: int, classes: int) -> int:
