@@ -28,7 +28,7 @@ test: install    ## all tests but those on a Slurm
 test-cluster: install  ## tests on a Slurm that they start themselves (Debian: slurmctld slurmd slurm-client)
 	$(BIN)/python -m pytest --override-ini=addopts=--strict-markers tests/cluster
 
-torture: install ## break it on purpose, and count what survives (half an hour)
+torture: install ## break it on purpose, and count what survives (an hour)
 	$(BIN)/python -m pytest -m "torture or not torture" tests/torture
 
 # In a folder of its own: Snakemake imports every executor that it finds, and this one calls scontrol each time.
