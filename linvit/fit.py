@@ -84,13 +84,18 @@ def fit(
     if progress.epochs < recipe.epochs:
         watch.begin(progress, recipe.epochs, len(batches))
     while progress.epochs < recipe.epochs:
-        if not loop.epoch(progress, watch.step, stop):
+        is_whole = loop.epoch(progress, watch.step, stop)
+        where = f"stopped in epoch {loop.before + progress.epochs + 1} after step {progress.step}"
+        if not is_whole:
             keep()
-            raise Interrupted(f"stopped in epoch {loop.before + progress.epochs + 1} after step {progress.step}")
+            raise Interrupted(where)
         record = loop.record(progress)
         if evaluate and schedule.is_evaluated(record["epoch"]):
             keep()  # an evaluation may take longer than the notice before a time limit
-            record |= evaluate()
+            try:
+                record |= evaluate()
+            except Interrupted:
+                raise Interrupted(f"{where}, in its evaluation") from None
         watch.epoch(record)
         progress.finish_epoch(record)
         keep()

@@ -90,4 +90,4 @@ def test_a_signal_that_reaches_the_loading_processes_too_stops_a_run_at_its_next
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGTERM)
     _, said = process.communicate(timeout=300)
-    assert "Interrupted: stopped in " in said
+    assert "Interrupted: stopped in epoch" in said

@@ -92,7 +92,7 @@ def test_no_job_goes_on_without_its_snakemake(endless: Victim, tally: Tally, way
         WAYS[way](driver)
         endless.finish(driver)
         wait_for(lambda: not endless.jobs(), "its job to end")
-        assert "linvit: error: stopped in " in endless.log()
+        assert "linvit: error: stopped in epoch" in endless.log()
 
 
 def finished(grid: Victim) -> dict[str, int]:
