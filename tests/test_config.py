@@ -478,11 +478,6 @@ OUT_OF_RANGE = [
     (("datasets", "imagenet-v2", "train_size"), 3, "a test split of 'imagenet' has neither train nor train_size"),
     (("datasets", "imagenet-v2", "recipe"), "transfer", "nothing is trained on a test split of 'imagenet'"),
     (("datasets", "imagenet-v2", "classes"), 999, "not those of 'imagenet'"),
-    (
-        ("datasets", "imagenet-v2"),
-        RAW["datasets"]["imagenet-v2"] | {"mean": [0.5], "std": [0.5]},
-        "mean: not of as many channels as",
-    ),
     (("datasets", "imagenet-v2", "test_of"), "imagenet-a", "'imagenet-a' is a test split of 'imagenet'"),
     (("sources", "fashion-trained", "mini", "train", "dataset"), "imagenet-a", "it has no training"),
     (("grids", "demo", 0, "datasets"), ["imagenet-a"], "it has no training"),

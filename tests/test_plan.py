@@ -188,7 +188,6 @@ def test_a_source_that_is_trained_counts_until_its_manifest_holds_its_settings(t
 def test_an_evaluation_is_cached_with_its_run(tmp_path):
     config = study_config(tmp_path / "bands.npz") | {"results": str(tmp_path)}
     config["datasets"]["later"] = {"npz": "later.npz", "classes": 3, "test_of": "bands", "test_size": 50}
-    config["datasets"]["later"] |= {key: config["datasets"]["bands"][key] for key in ("mean", "std")}
     config["grids"]["all"][0]["ood"] = ["later"]
     here = study_from(config)
     assert (plan_of(here).ood.needed, plan_of(here).ood.cached) == (4, 0)

@@ -89,8 +89,6 @@ class Study(Part):
                 raise ValueError(f"{key}.recipe: nothing is trained on a test split of {dataset.test_of!r}")
             if dataset.classes != self.datasets[dataset.test_of].classes:
                 raise ValueError(f"{key}.classes: not those of {dataset.test_of!r}, whose models it is for")
-            if len(dataset.mean) != len(self.datasets[dataset.test_of].mean):
-                raise ValueError(f"{key}.mean: not of as many channels as {dataset.test_of!r}, whose models it is for")
             return
         if dataset.recipe is None:
             raise ValueError(f"{key}.recipe: missing; it has no default, but for a test split (test_of)")
