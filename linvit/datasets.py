@@ -136,10 +136,17 @@ def image_at(data: Split, index: int) -> tuple[PIL.Image.Image, int]:
         if isinstance(place, Path):
             regular(place)
         image, label = data[index]
+        _refuse_deep(image)
         image.load()
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise DataError(f"{place}: cannot be read as an image: {reason_of(error)}") from error
     return image, label
+
+
+def _refuse_deep(image: PIL.Image.Image) -> None:
+    """Pillow would cut off at 255 what is of more than 8 bits a channel, that is, make it white."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"of mode {image.mode}; allowed: 8 bits a channel")
 
 
 def _place_of(data: Any, index: int) -> Path | str:
@@ -272,12 +279,19 @@ def shards_folder(dataset: Dataset, root: Path) -> Path:
     return (root / dataset.timm.removeprefix("hfds/")).absolute()
 
 
+def _colours_of(path: str) -> PIL.Image.Image:
+    """An image as torchvision's folders give it."""
+    with PIL.Image.open(path) as image:
+        _refuse_deep(image)
+        return image.convert("RGB")
+
+
 class Folder(torchvision.datasets.ImageFolder):
     """Images whose labels are read from the names of their folders, as the data set says."""
 
     def __init__(self, root: Path, dataset: Dataset) -> None:
         self.dataset = dataset
-        super().__init__(root)
+        super().__init__(root, loader=_colours_of)
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         names, labels = super().find_classes(directory)

@@ -408,7 +408,11 @@ def _usable(
         except DamagedError as error:
             left_out["/".join(name_of(path))] = str(error)
     if left_out and not found:
-        more = f" (and {len(left_out) - 1:,} more, so that none is left)" if len(left_out) > 1 else ""
+        more = (
+            f" (and {len(left_out) - 1:,} more, so that none is left); deleted, they are made again"
+            if len(left_out) > 1
+            else ""
+        )
         raise ResultsError(next(iter(left_out.values())) + more)
     incomplete.warn(left_out, of=len(found) + len(left_out))
     return found, left_out

@@ -124,24 +124,21 @@ def load(folder: Path) -> Weights:
     Raises:
         SourceError: it is missing, its bytes are not those its manifest names, or the manifest not what they say.
     """
+    command = f"linvit source {folder.parent.name}/{folder.name}"
     if not (folder / MANIFEST).exists():
-        raise SourceError(
-            f"{folder / MANIFEST}: not found; linvit source {folder.parent.name}/{folder.name} prepares it, where "
-            "config.yaml has that source"
-        )
+        raise SourceError(f"{folder / MANIFEST}: not found; {command} prepares it, where config.yaml has that source")
+    # Deleted, Snakemake would make them, too, but then runs that are done as well as those that need them.
+    again = f"{command} makes both again, and no run that is done"
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         found, expected = sha256_of(folder / WEIGHTS), manifest.pop("weights_sha256")
         grid_size, statistics = tuple(manifest["grid_size"]), _statistics_in(manifest)
     except FileNotFoundError as error:
-        raise SourceError(
-            f"{error.filename}: not found; delete {MANIFEST} beside it, and Snakemake prepares it again"
-        ) from None
+        raise SourceError(f"{error.filename}: not found; {again}") from None
     except OSError as error:
         raise SourceError(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SourceError(f"{folder / MANIFEST}: damaged; delete it, and Snakemake prepares it again") from error
-    again = "delete both, and Snakemake prepares them again"
+        raise SourceError(f"{folder / MANIFEST}: damaged; {again}") from error
     if found != expected:
         raise SourceError(
             f"{folder / WEIGHTS}: is not what {folder / MANIFEST} says "

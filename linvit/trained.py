@@ -46,9 +46,11 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         raise ModelError(_why_missing(path))
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
+            metadata = file.metadata() or {}
         # Models of before there were checksums hold the spec alone.
         run = json.loads(metadata["run"]) if "run" in metadata else metadata
+        if "spec" not in run:
+            raise ModelError("it has no run's spec, as a model has that linvit convert wrote: config.json is missing")
         state, spec = load_file(path), RunSpec.from_json(run["spec"])
         if run.get("sha256") not in (None, digest_of(run["spec"], state)):
             raise ModelError("damaged: the checksum in it does not hold")
@@ -56,16 +58,20 @@ def load_model(path: Path) -> tuple[RunSpec, VisionTransformer]:
         model.load_state_dict(state)
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
         reason = shorten(reason_of(error), 200, placeholder=" ...")
-        raise ModelError(f"{path}: not a trained model that this code can read: {reason}") from error
+        raise ModelError(f"{path}: not a trained model that this code can read: {reason}{_remedy(path)}") from error
     return spec, model
 
 
 def _why_missing(path: Path) -> str:
     if not path.parent.is_dir():
         return f"{path.parent}: no such folder"
-    if (path.parent / "metrics.json").exists():
-        return f"{path}: not found; delete metrics.json beside it, and Snakemake trains the run again"
-    return f"{path}: not found; allowed: the folder of a finished run, or one that linvit convert wrote"
+    remedy = _remedy(path) or "; allowed: the folder of a finished run, or one that linvit convert wrote"
+    return f"{path}: not found{remedy}"
+
+
+def _remedy(path: Path) -> str:
+    is_of_run = (path.parent / "metrics.json").exists()
+    return "; delete metrics.json beside it, and Snakemake trains the run again" if is_of_run else ""
 
 
 def digest_of(text: str, state: Mapping[str, Tensor]) -> str:

@@ -21,7 +21,7 @@ from tiny import RECIPE, RGB, SIZE, STUDY, TEST, TRAIN, arrays, dataset, one_lin
 
 from linvit.archives import read_idx
 from linvit.data import evaluation_batches, training_batches
-from linvit.datasets import DataError, Images, read, scored_labels
+from linvit.datasets import DataError, Images, image_at, read, scored_labels
 from linvit.embedded.make_images import first_of_each_class, make
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -417,6 +417,18 @@ def test_a_set_as_its_authors_publish_it_gives_the_split_of_the_configuration(mo
 
 def test_the_six_sets_are_in_miniature_too():
     assert list(WRITERS) == TORCHVISION
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [("I;16", "png"), ("I", "tif"), ("F", "tif")])
+def test_an_image_of_more_than_8_bits_a_channel_is_refused_and_not_made_white(tmp_path, mode, suffix):
+    for split in ("train", "val"):
+        for label in "abc":
+            (tmp_path / "set" / split / label).mkdir(parents=True)
+            path = tmp_path / "set" / split / label / f"0.{suffix}"
+            PIL.Image.fromarray(np.full((16, 16), 40_000, np.uint16)).convert(mode).save(path)
+    found = read(dataset("unused", npz=None, folder="set", train_size=3, test_size=3), "test", tmp_path)
+    with pytest.raises(DataError, match=rf"0\.{suffix}: cannot be read as an image: of mode {mode}; allowed: 8 bits"):
+        image_at(found, 0)
 
 
 def test_a_name_that_torchvision_does_not_know_is_refused(tmp_path):

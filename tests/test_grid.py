@@ -314,8 +314,8 @@ def datasets(draw, channels: int) -> Dataset:
         test=draw(st.none() | arguments),
         classes=draw(COUNTS),
         train_size=draw(st.none() | COUNTS),
-        mean=tuple(draw(st.lists(st.floats(-5, 5), min_size=channels, max_size=channels))),
-        std=tuple(draw(st.lists(POSITIVE, min_size=channels, max_size=channels))),
+        mean=tuple(draw(st.lists(FRACTIONS, min_size=channels, max_size=channels))),
+        std=tuple(draw(st.lists(st.floats(0, 1, exclude_min=True), min_size=channels, max_size=channels))),
         **{reader: draw(TEXTS)},
     )
 

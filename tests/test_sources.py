@@ -396,7 +396,7 @@ def test_a_source_that_is_not_there_is_told_in_one_line_with_the_remedy(tmp_path
     with pytest.raises(SourceError) as caught:
         load(tmp_path / prepared.folder)
     assert str(path) in one_line(caught.value)
-    assert "prepare" in str(caught.value)
+    assert "linvit source old/wee " in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"weights_sha256": 3}'])

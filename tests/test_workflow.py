@@ -289,6 +289,20 @@ def test_damaged_metrics_are_left_out_of_tables_that_say_so_and_are_made_again_w
     assert "INCOMPLETE" not in (study.grid() / "top1.md").read_text()
 
 
+def test_a_grid_of_which_all_metrics_are_damaged_is_told_in_one_line(study: Study) -> None:
+    files = {path: path.read_bytes() for path in (study.folder / "results/runs").rglob("metrics.json")}
+    for path, content in files.items():
+        path.write_bytes(content[:-100])
+    result = study.run("--", f"{study.grid().relative_to(study.folder)}/runs.csv")
+    for path, content in files.items():
+        path.write_bytes(content)
+    said = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert re.search(r"^ *linvit: error: .*Invalid JSON.*, so that none is left\); deleted, they", said, re.MULTILINE)
+    assert "Traceback" not in said
+    assert study.run().returncode == 0
+
+
 def test_a_duplicate_key_is_refused(study: Study) -> None:
     text = yaml.safe_dump(CONFIG)
     (study.folder / "config.yaml").write_text(text + "grid: breaking\n")

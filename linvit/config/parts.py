@@ -41,6 +41,7 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Deviation = Annotated[float, Field(gt=0, le=1)]
 # Below, float32 has hardly a draw between 0 and 1 left, and torch refuses the smallest.
 Alpha = Annotated[float, Field(ge=0), _that(lambda alpha: alpha == 0 or alpha >= 0.01, "0, or 0.01 and above")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -280,9 +281,9 @@ class Dataset(Part):
     """Images in the training split; checked when it is read."""
     test_size: PositiveInt | None = None
     """Images in the test split; checked when it is read."""
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    mean: tuple[Fraction, ...] = IMAGENET_MEAN
     """Of pixels between 0 and 1, a value a channel: images are normalised by it."""
-    std: tuple[PositiveFloat, ...] = IMAGENET_STD
+    std: tuple[Deviation, ...] = IMAGENET_STD
     """As `mean`."""
 
     @field_validator("train", "test")
@@ -469,9 +470,9 @@ class SourceEntry(Part):
     """The pipeline trains it, on a data set by a recipe."""
     sha256: Sha256 | None = None
     """The file's checksum, in hexadecimal digits; optional for `path`."""
-    mean: tuple[float, ...] | None = None
+    mean: tuple[Fraction, ...] | None = None
     """With `std`, of the images it was trained on, where these are not the data sets' own: runs from it use them."""
-    std: tuple[PositiveFloat, ...] | None = None
+    std: tuple[Deviation, ...] | None = None
     """With `mean`."""
 
     @model_validator(mode="after")

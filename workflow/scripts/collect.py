@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(snakemake.scriptdir).parents[1]))  # noqa: F821 - given by Snakemake
 
 from linvit import incomplete, results
-from linvit.config import study_from
+from linvit.config import UserError, study_from
 from linvit.grid import evaluations, expand
 
 sys.stderr = Path(snakemake.log[0]).open("w")  # noqa: F821, SIM115 - for as long as the script runs
@@ -20,7 +20,10 @@ collect, expected = {
     "history": (results.collect_history, expand),
     "ood_table": (results.collect_ood, evaluations),
 }[snakemake.rule]  # noqa: F821
-frame = collect(snakemake.input.metrics, expected(study_from(snakemake.config)))  # noqa: F821
+try:
+    frame = collect(snakemake.input.metrics, expected(study_from(snakemake.config)))  # noqa: F821
+except UserError as error:
+    sys.exit(f"linvit: error: {error}")
 results.write_runs(frame, snakemake.output[0])  # noqa: F821
 if left_out := incomplete.left_out(frame):
     # Where whoever started Snakemake sees it, too.
