@@ -71,12 +71,13 @@ def _sweep(path: Path) -> None:
     """Remove temporary files for `path` of processes of this machine that are no more."""
     pattern = re.compile(rf"\.{re.escape(path.stem)}\.{re.escape(socket.gethostname())}\.(\d+)\b.*")
     for other in path.parent.iterdir():
-        if (found := pattern.fullmatch(other.name)) and not _lives(int(found[1])):
+        if (found := pattern.fullmatch(other.name)) and not lives(int(found[1])):
             with suppress(OSError):  # another user's, or another process removes it too
                 other.unlink()
 
 
-def _lives(process: int) -> bool:
+def lives(process: int) -> bool:
+    """Whether this machine has a process of that number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

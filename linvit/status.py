@@ -1,10 +1,12 @@
 """How far a grid is, told by its files alone: beside any scheduler, and from any machine that sees them.
 
-No torch, no process of this machine, no scheduler's command: a run is what its folder says of it.
+No torch and no scheduler's command: a run is what its folder says of it. Where that names a process of this machine, it
+is looked at, too.
 """
 
 import json
 import re
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,6 +18,7 @@ from typing import Literal
 from pydantic_core import from_json
 
 from linvit.config import Study
+from linvit.files import lives
 from linvit.grid import RunSpec, evaluations, expand, trained_sources
 from linvit.plan import holds, task_of
 from linvit.rates import Rates, workload_of
@@ -117,15 +120,24 @@ def look_at(name: str, folder: Path, spec: RunSpec, now: float, silent: float = 
     if _changed(metrics) >= begun:
         return Look(name, "failed", UNUSABLE)
     error, interrupted = found.pop("error", None), found.pop("interrupted", False)
+    host, process = found.pop("host", None), found.pop("pid", None)
     look = Look(name, "running", standing=_standing(found))
-    if error and _changed(folder / PROGRESS) >= begun:
+    is_of_now = _changed(folder / PROGRESS) >= begun
+    if error and is_of_now:
         return replace(look, state="interrupted" if interrupted else "failed", note=error)
     if _changed(folder / log) >= begun and (error := last_error(folder / log)):
         return replace(look, state="failed", note=error)
+    if is_of_now and _is_gone(host, process):
+        return replace(look, state="interrupted", note="killed: its process is gone")
     since = now - max(_changed(folder / file) for file in ("spec.json", PROGRESS, "checkpoint.pt", log))
     if since > silent:
         return replace(look, state="interrupted", note=f"silent for {duration(since)}")
     return look
+
+
+def _is_gone(host: object, process: object) -> bool:
+    """Whether it was a process of this machine, and is no more."""
+    return host == socket.gethostname() and isinstance(process, int) and not lives(process)
 
 
 def job(name: str, made: Path | None, log: Path) -> Look:

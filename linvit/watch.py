@@ -5,6 +5,8 @@ Whoever looks on gets numbers that training has read from the device anyway, and
 
 import json
 import logging
+import os
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -207,7 +209,8 @@ class Journal(View):
 
     def _write(self, **ended: object) -> None:
         self._written = time.monotonic()
-        content = (asdict(self.standing) if self.standing else {}) | ended
+        process = {"host": socket.gethostname(), "pid": os.getpid()}
+        content = (asdict(self.standing) if self.standing else {}) | process | ended
         with suppress(OSError):  # a full disk ends a run where something would be lost: at its checkpoint
             write_text(self.path, json.dumps(content) + "\n")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,13 @@ from linvit.watch import Standing, duration
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nRuntimeError: worn out\n'
 
 
+def dead() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 @pytest.fixture
 def grid(tmp_path) -> Study:
     """Four runs of three epochs; with copies, a source that is fetched."""
@@ -36,7 +44,7 @@ def begun(study: Study, number: int, *, age: float = 0.0, **standing) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.json").write_text(spec.to_json() + "\n")
     if standing:
-        fields = {key: value for key, value in standing.items() if key not in ("error", "interrupted")}
+        fields = {key: value for key, value in standing.items() if key not in ("error", "interrupted", "host", "pid")}
         ended = {key: value for key, value in standing.items() if key not in fields}
         (folder / "progress.json").write_text(json.dumps(vars(Standing(**{"epochs": 3, "steps": 4} | fields)) | ended))
     then = time.time() - age
@@ -77,6 +85,24 @@ def test_a_run_that_is_silent_for_less_than_asked_is_running(grid):
     begun(grid, 0, age=3600)
     assert states(grid)[0] == "interrupted"
     assert states(grid, silent=4000)[0] == "running"
+
+
+@pytest.mark.parametrize(
+    ("process", "told_of"),
+    [
+        ({"host": socket.gethostname(), "pid": dead()}, ("interrupted", "killed: its process is gone")),
+        ({"host": socket.gethostname(), "pid": os.getpid()}, ("running", "")),
+        ({"host": "another", "pid": dead()}, ("running", "")),
+        ({"host": socket.gethostname(), "pid": "x"}, ("running", "")),
+        ({"host": 3}, ("running", "")),
+    ],
+)
+def test_a_run_whose_process_was_killed_on_this_machine_is_interrupted_until_it_begins_anew(grid, process, told_of):
+    folder = begun(grid, 0, epoch=1, **process)
+    assert told(grid) == told_of
+    os.utime(folder / "progress.json", (time.time() - 60,) * 2)
+    (folder / "spec.json").touch()
+    assert told(grid) == ("running", "")
 
 
 @pytest.mark.parametrize(("interrupted", "state"), [(False, "failed"), (True, "interrupted")])
