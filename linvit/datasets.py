@@ -5,6 +5,7 @@ from functools import cached_property
 from importlib.resources import as_file
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 import numpy as np
@@ -213,11 +214,16 @@ def _read_npz(dataset: Dataset, split: str, root: Path, download: bool) -> Image
     with as_file(resource(dataset.npz)) as path:
         if not path.is_file():
             raise _missing(dataset, path, "put the file there")
+        names = (f"{split}_images", f"{split}_labels")
         try:
-            arrays = read_npz(path, (f"{split}_images", f"{split}_labels"))
+            arrays = read_npz(path, names)
+        except KeyError as error:
+            raise DataError(
+                f"data set {dataset.name!r}: {path}: {reason_of(error)}; allowed: arrays {' and '.join(names)}"
+            ) from None
         except Exception as error:  # whatever a damaged file makes the readers raise
             raise _damaged(dataset, path, error) from error
-    return _images(dataset, *arrays)
+    return _images(dataset, split, *arrays)
 
 
 def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Images:
@@ -231,7 +237,7 @@ def _read_idx(dataset: Dataset, split: str, root: Path, download: bool) -> Image
             arrays.append(read_idx(path))
         except Exception as error:  # as above
             raise _damaged(dataset, path, error) from error
-    return _images(dataset, *arrays)
+    return _images(dataset, split, *arrays)
 
 
 def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
@@ -254,7 +260,8 @@ def _read_torchvision(dataset: Dataset, split: str, root: Path, download: bool) 
     array = getattr(data, "data", None)
     if array is None:
         return data
-    return _images(dataset, np.asarray(array), np.asarray(data.targets if hasattr(data, "targets") else data.labels))
+    labels = data.targets if hasattr(data, "targets") else data.labels
+    return _images(dataset, split, np.asarray(array), np.asarray(labels))
 
 
 def _read_timm(dataset: Dataset, split: str, root: Path, download: bool) -> Split:
@@ -325,7 +332,8 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
         raise DataError(f"data set {dataset.name!r}: {folder}: {reason_of(error)}") from error
     classes = len(scored_labels(dataset))
     if len(data.classes) != classes:
-        raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {classes}")
+        found = shorten(", ".join(data.classes), 100, placeholder=" ...")
+        raise DataError(f"data set {dataset.name!r}: {folder} has {len(data.classes)} classes, not {classes}: {found}")
     # Labels are places in the sorted list of class names, so both splits must have the same ones.
     for other in folders.values():
         names = sorted(path.name for path in other.iterdir() if path.is_dir()) if other.is_dir() else data.classes
@@ -335,7 +343,7 @@ def _read_folder(dataset: Dataset, split: str, root: Path, download: bool) -> Sp
     return data
 
 
-def _images(dataset: Dataset, array: np.ndarray, labels: np.ndarray) -> Images:
+def _images(dataset: Dataset, split: str, array: np.ndarray, labels: np.ndarray) -> Images:
     """From [n, H, W], [n, H, W, C] or [n, C, H, W] bytes."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4) or labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
@@ -343,7 +351,7 @@ def _images(dataset: Dataset, array: np.ndarray, labels: np.ndarray) -> Images:
             f"{list(labels.shape)}; allowed: uint8 [n, H, W], [n, H, W, C] or [n, C, H, W], and integers [n]"
         )
     if len(array) != len(labels):
-        raise DataError(f"data set {dataset.name!r}: {len(array)} images but {len(labels)} labels")
+        raise DataError(f"data set {dataset.name!r}: {len(array)} {split} images but {len(labels)} labels")
     images = torch.from_numpy(array.copy())
     if images.ndim == 3:
         images = images[:, None]

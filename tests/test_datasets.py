@@ -510,7 +510,7 @@ def test_images_of_every_kind_become_grey_for_a_grey_model(folder):
     [
         ({"train_size": 20}, "train", "21 train images, expected 20"),
         ({"test_size": 13}, "test", "12 test images, expected 13"),
-        ({"classes": 4}, "train", "3 classes, not 4"),
+        ({"classes": 4}, "train", "3 classes, not 4: n00, n01, n02"),
         ({"classes": 2}, "test", "3 classes, not 2"),
         ({"folder": "nowhere"}, "train", "not found"),
         ({"train": "nowhere"}, "train", "not found"),

@@ -182,7 +182,7 @@ LABELS = {
     "one label too high": (lambda labels: np.concatenate([labels[1:], [255]]), "train labels outside 0..2"),
     "a class missing": (lambda labels: np.where(labels == 1, 0, labels), "of 2 classes, expected 3: none of class 1"),
     "labels that are no integers": (lambda labels: labels + 0.5, "and integers [n]"),
-    "fewer labels": (lambda labels: labels[:-1], "21 images but 20 labels"),
+    "fewer labels": (lambda labels: labels[:-1], "21 train images but 20 labels"),
     "no images": (lambda labels: labels[:0], "none of class 0"),
 }
 
