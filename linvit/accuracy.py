@@ -4,16 +4,17 @@ that of a model in a folder."""
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import timm.data
 import torch
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from linvit import data, datasets
 from linvit.config import ConfigError, Dataset, Part, Recipe, Size, first_mistake
+from linvit.config.parts import Crop
 from linvit.device import pick_device
 from linvit.evaluate import evaluate
 from linvit.folders import CONFIG, has_config, load, read_config
@@ -87,16 +88,16 @@ class Preparation(Part):
     input_size: tuple[PositiveInt, PositiveInt, PositiveInt]
     mean: tuple[float, ...]
     std: tuple[PositiveFloat, ...]
-    crop_pct: Annotated[float, Field(ge=0.1, le=1)]
-    """Not below a tenth: images are resized to a side of the model's over it."""
+    crop_pct: Crop
     interpolation: Literal["bilinear", "bicubic"]
 
 
 def _converted(folder: Path, dataset: Dataset) -> Opened:
     model, config = load(folder), read_config(folder)
     _check_classes(model.num_classes, dataset)
-    images = _images_of(model, config, folder / CONFIG)
-    channels, height, width = timm.data.resolve_model_data_config(model)["input_size"]  # the model's own
+    own = timm.data.resolve_model_data_config(model)
+    images = _images_of(own, config, folder / CONFIG)
+    channels, height, width = own["input_size"]
     if height != width:
         raise ConfigError(f"{folder}: images of {height}x{width} pixels; allowed: square ones")
     for key in ("mean", "std"):
@@ -116,11 +117,11 @@ def _converted(folder: Path, dataset: Dataset) -> Opened:
     return Opened(model, {"model": origin}, {"mean": images.mean, "std": images.std}, recipe, size)
 
 
-def _images_of(model: VisionTransformer, config: dict[str, Any], path: Path) -> Preparation:
-    """What the configuration says, and for what it leaves out, timm."""
+def _images_of(own: dict[str, Any], config: dict[str, Any], path: Path) -> Preparation:
+    """What the configuration says, and for what it leaves out, what timm says of the model itself."""
     told = {key: value for key, value in config.get("pretrained_cfg", config).items() if value is not None}
     try:
-        return Preparation.model_validate_json(json.dumps(timm.data.resolve_model_data_config(model) | told))
+        return Preparation.model_validate_json(json.dumps(own | told))
     except ValidationError as error:
         raise ConfigError(f"{path}: pretrained_cfg.{first_mistake(error, Preparation)}") from None
 

@@ -19,10 +19,8 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.archives import read_idx, read_npz
 from linvit.config import Dataset, UserError, reason_of
+from linvit.config.parts import CHANNELS
 from linvit.files import regular, resource
-
-CHANNELS = (1, 3)
-"""Of an image: grey, or red, green and blue."""
 
 
 class DataError(UserError):

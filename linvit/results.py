@@ -408,12 +408,9 @@ def _usable(
         except DamagedError as error:
             left_out["/".join(name_of(path))] = str(error)
     if left_out and not found:
-        more = (
-            f" (and {len(left_out) - 1:,} more, so that none is left); deleted, they are made again"
-            if len(left_out) > 1
-            else ""
-        )
-        raise ResultsError(next(iter(left_out.values())) + more)
+        first, *others = left_out.values()
+        more = f" (and {len(others):,} more, so that none is left)" if others else ""
+        raise ResultsError(f"{first}{more}; deleted, {'they are' if others else 'it is'} made again")
     incomplete.warn(left_out, of=len(found) + len(left_out))
     return found, left_out
 

@@ -96,9 +96,9 @@ def train(options: argparse.Namespace) -> None:
         print(f"{out}: this run is done; to train it anew, delete its metrics.json")
         return
     with joined() as ranks:
-        found = train_run(spec, out, sources_folder=sources, ranks=ranks, **compute_of(options, places))
+        metrics = train_run(spec, out, sources_folder=sources, ranks=ranks, **compute_of(options, places))
     if ranks.first:
-        log.info("%s: top-1 %.2f", spec.name, found["top1"])
+        log.info("%s: top-1 %.2f", spec.name, metrics["top1"])
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:

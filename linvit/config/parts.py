@@ -45,7 +45,10 @@ Deviation = Annotated[float, Field(gt=0, le=1)]
 # Below, float32 has hardly a draw between 0 and 1 left, and torch refuses the smallest.
 Alpha = Annotated[float, Field(ge=0), _that(lambda alpha: alpha == 0 or alpha >= 0.01, "0, or 0.01 and above")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Channels = Annotated[int, _that(lambda channels: channels in (1, 3), "1 or 3")]
+CHANNELS = (1, 3)
+"""Of an image: grey, or red, green and blue."""
+Channels = Annotated[int, _that(CHANNELS.__contains__, "1 or 3")]
+# Images are resized to a model's side over it.
 Crop = Annotated[float, Field(ge=0.1, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, _like(r".+", "text that is not empty")]
